@@ -1,0 +1,107 @@
+"""Which backend runs which op. Decided once, when a model is built; a forward never asks.
+
+`auto` takes, op by op, the first backend in `BACKENDS` that has no reason to refuse. A named backend must serve every
+op, else one error lists each reason: an explicit choice never falls back silently.
+
+To add a backend: name it in `BACKENDS` and give op files an `Implementation` under that name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+
+BACKENDS = ("torch", "reference")
+"""In order of preference for `auto`."""
+
+
+class BackendError(ValueError):
+    """No backend, or not the one asked for, can run an op."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a model asks of its ops: enough for a backend to say why it cannot serve."""
+
+    device: torch.device
+    dtype: torch.dtype
+    head_width: int
+    width: int
+
+
+def serves_always(request: Request) -> None:
+    """`why_not` of implementations without limits."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One backend's version of one op. `why_not(request)` is None, or the reason for refusing."""
+
+    run: Callable
+    why_not: Callable[[Request], str | None] = serves_always
+    prepare: Callable | None = None
+    """Attention only: builds what all layers of one forward share (groups, masks, tile maps)."""
+
+
+@dataclass(frozen=True)
+class Ops:
+    """One function per op: what a model calls. `chosen` maps each op to its backend."""
+
+    embed: Callable
+    add_norm: Callable
+    rope: Callable
+    prepare_attention: Callable
+    attention: Callable
+    mlp: Callable
+    pool: Callable
+    linear_cross_entropy: Callable
+    request: Request
+    chosen: dict[str, str]
+
+
+def op_tables() -> dict[str, dict[str, Implementation]]:
+    """Op name -> backend name -> implementation."""
+    from encoder_fast.kernels import OPS
+
+    return {op.__name__.rsplit(".", 1)[-1]: op.IMPLEMENTATIONS for op in OPS}
+
+
+def why_not(op: str, backend: str, request: Request) -> str | None:
+    """Why `backend` cannot run `op` for `request`; None if it can."""
+    implementation = op_tables()[op].get(backend)
+    if implementation is None:
+        return f"backend {backend!r} has no {op}"
+    return implementation.why_not(request)
+
+
+def resolve(backend: str, request: Request) -> Ops:
+    """The ops of a model.
+
+    Args:
+        backend: `"auto"` or a name in `BACKENDS`.
+
+    Raises:
+        BackendError: unknown backend, or reasons why it cannot serve.
+    """
+    if backend != "auto" and backend not in BACKENDS:
+        raise BackendError(f"backend: got {backend!r}, allowed are {('auto', *BACKENDS)}")
+    candidates = BACKENDS if backend == "auto" else (backend,)
+    chosen, refusals = {}, []
+    for op in op_tables():
+        reasons = {name: why_not(op, name, request) for name in candidates}
+        usable = [name for name, reason in reasons.items() if reason is None]
+        if usable:
+            chosen[op] = usable[0]
+        else:
+            refusals += [f"{op} on {name}: {reason}" for name, reason in reasons.items()]
+    if refusals:
+        raise BackendError(f"backend {backend!r} cannot run this model: " + "; ".join(refusals))
+    return _record(chosen, request)
+
+
+def _record(chosen: dict[str, str], request: Request) -> Ops:
+    tables = op_tables()
+    functions = {op: tables[op][name].run for op, name in chosen.items()}
+    prepare = tables["attention"][chosen["attention"]].prepare
+    assert set(functions) == {f.name for f in fields(Ops)} - {"prepare_attention", "request", "chosen"}
+    return Ops(**functions, prepare_attention=prepare, request=request, chosen=chosen)

@@ -1,0 +1,76 @@
+"""mlp: the feed-forward block.
+
+    plain:  y = drop(act(x U^T + b)) V^T + c                                 (BERT; the dropout is ModernBERT's only)
+    gated:  (a, g) = halves of x U^T + b,   y = drop(act(a) * g) V^T + c      (GeGLU, Shazeer 2020, arXiv 2002.05202)
+
+The first half of the rows of `U` is activated, the second half is the gate. 2 T W F (1 or 2) + 2 T W F flops.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoder_fast.kernels._numeric import wide
+from encoder_fast.kernels.activations import activation_function
+from encoder_fast.kernels.dispatch import Implementation
+
+
+def reference(
+    x_TW: Tensor,
+    up_weight: Tensor,
+    up_bias: Tensor | None,
+    down_weight_WF: Tensor,
+    down_bias_W: Tensor | None,
+    activation: str,
+    gated: bool,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """Specification.
+
+    Args:
+        x_TW: `(T, W)`.
+        up_weight: `(F, W)`, or `(2F, W)` when gated; up_bias one per row, or None.
+        down_weight_WF: `(W, F)`; down_bias_W `(W,)` or None.
+        activation: a name in `activations.ACTIVATIONS`.
+        dropout_p: applied to the inner activation; 0 outside training.
+
+    Returns:
+        `(T, W)` in the dtype of `x_TW`.
+    """
+    act = activation_function(activation)
+    h = F.linear(wide(x_TW), wide(up_weight), wide(up_bias))
+    if gated:
+        a_TF, gate_TF = h.chunk(2, dim=-1)
+        h_TF = act(a_TF) * gate_TF
+    else:
+        h_TF = act(h)
+    h_TF = F.dropout(h_TF, dropout_p)
+    return F.linear(h_TF, wide(down_weight_WF), wide(down_bias_W)).to(x_TW.dtype)
+
+
+def torch_mlp(
+    x_TW: Tensor,
+    up_weight: Tensor,
+    up_bias: Tensor | None,
+    down_weight_WF: Tensor,
+    down_bias_W: Tensor | None,
+    activation: str,
+    gated: bool,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """As `reference`, in the dtype of `x_TW`."""
+    act = activation_function(activation)
+    h = F.linear(x_TW, up_weight, up_bias)
+    if gated:
+        a_TF, gate_TF = h.chunk(2, dim=-1)
+        h_TF = act(a_TF) * gate_TF
+    else:
+        h_TF = act(h)
+    if dropout_p:
+        h_TF = F.dropout(h_TF, dropout_p)
+    return F.linear(h_TF, down_weight_WF, down_bias_W)
+
+
+IMPLEMENTATIONS = {
+    "reference": Implementation(reference),
+    "torch": Implementation(torch_mlp),
+}
