@@ -1,6 +1,7 @@
 """encoder_fast: BERT-family encoders, fast, with the weights people already have.
 
-Names are imported when first used, so that `import encoder_fast` costs no more than importing torch.
+Names are imported when first used, so that `import encoder_fast` costs no more than importing
+torch.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """What `Batch` accepts, and the sentences that it refuses the rest with."""
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -87,11 +87,15 @@ def mask(attention_mask: Tensor | None, shape: Sequence[int], device: torch.devi
             "(per-query masks of 3 or 4 dimensions are not supported; use packed sequences)"
         )
     if attention_mask.device != device:
-        raise ValueError(f"attention_mask: got device {attention_mask.device}, the tokens are on {device}")
+        raise ValueError(
+            f"attention_mask: got device {attention_mask.device}, the tokens are on {device}"
+        )
     real = attention_mask == 1
     odd = ~(real | (attention_mask == 0))
     if odd.any():
-        raise ValueError(f"attention_mask: got value {attention_mask[odd][0].item()}, 0 or 1 needed")
+        raise ValueError(
+            f"attention_mask: got value {attention_mask[odd][0].item()}, 0 or 1 needed"
+        )
     return real
 
 
@@ -113,11 +117,15 @@ def offsets(cu_seqlens: Tensor, T: int) -> tuple[int, ...]:
     if not ends:
         raise ValueError("cu_seqlens: got no offset, at least [0] needed")
     if ends[0] != 0 or ends[-1] != T:
-        raise ValueError(f"cu_seqlens: got {ends[0]} to {ends[-1]}, 0 to {T} (the number of tokens) needed")
-    lengths = tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+        raise ValueError(
+            f"cu_seqlens: got {ends[0]} to {ends[-1]}, 0 to {T} (the number of tokens) needed"
+        )
+    lengths = tuple(b - a for a, b in pairwise(ends))
     if min(lengths, default=0) < 0:
         b = next(i for i, n in enumerate(lengths) if n < 0)
-        raise ValueError(f"cu_seqlens: got {ends[b]} before {ends[b + 1]} at index {b}, it must not decrease")
+        raise ValueError(
+            f"cu_seqlens: got {ends[b]} before {ends[b + 1]} at index {b}, it must not decrease"
+        )
     return lengths
 
 

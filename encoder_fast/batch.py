@@ -1,8 +1,9 @@
 """Batch: texts as packed tokens. The only file that knows padding.
 
-Every input form becomes the same thing: tokens of all sequences one after the other, `cu_seqlens` that says where each
-starts, and what must travel with each token (its column before padding was removed, type, explicit position). All numbers
-that later code needs on the host are read here, once; nothing after this file waits for a device.
+Every input form becomes the same thing: tokens of all sequences one after the other, `cu_seqlens`
+that says where each starts, and what must travel with each token (its column before padding was
+removed, type, explicit position). All numbers that later code needs on the host are read here,
+once; nothing after this file waits for a device.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from encoder_fast import _batch_checks as check
+from encoder_fast import _batch_parts as parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +36,15 @@ class Batch:
     padded_length: int
     """S: columns that `to_padded` writes."""
     source_ids_R: Tensor | None
-    """Ids of all slots, padding included, row after row: RoBERTa's positions are defined on them. None: `ids_T`."""
+    """Ids of all slots, padding included, row after row: RoBERTa's positions are defined on them.
+    None: `ids_T`.
+    """
     source_rows_T: Tensor | None
     source_lengths: tuple[int, ...]
     ranges: dict[str, tuple[int, int]]
-    """Smallest and largest of `input_ids`, `token_type_ids`, `position_ids`, `columns`, where present."""
+    """Smallest and largest of `input_ids`, `token_type_ids`, `position_ids`, `columns`, where
+    present.
+    """
 
     @property
     def B(self) -> int:
@@ -72,7 +78,7 @@ class Batch:
     @cached_property
     def padded_rows_T(self) -> Tensor:
         """Row of each token in the flattened padded form: `sequence * S + column`."""
-        sequence_T = _repeat(torch.arange(self.B, device=self.device), self.lengths)
+        sequence_T = parts.repeat(torch.arange(self.B, device=self.device), self.lengths)
         return sequence_T * self.padded_length + self.columns_T
 
     @classmethod
@@ -99,7 +105,9 @@ class Batch:
             if other != lengths:
                 raise ValueError(f"{name}: got lengths {other[:8]}, input_ids have {lengths[:8]}")
             extra[name] = extra[name].to(device)
-        return cls._packed(ids_T.to(device), None, lengths, extra["token_type_ids"], extra["position_ids"])
+        return cls._packed(
+            ids_T.to(device), None, lengths, extra["token_type_ids"], extra["position_ids"]
+        )
 
     @classmethod
     def from_packed(
@@ -116,8 +124,8 @@ class Batch:
         Positions only change positions; who sees whom is decided by `cu_seqlens` alone.
 
         Raises:
-            TypeError, ValueError: wrong rank, dtype or length; offsets that do not start at 0, that decrease or that do
-                not end at T; `max_seqlen` smaller than a sequence.
+            TypeError, ValueError: wrong rank, dtype or length; offsets that do not start at 0, that
+                decrease or that do not end at T; `max_seqlen` smaller than a sequence.
         """
         tokens = check.one_input(input_ids, inputs_embeds)
         if input_ids is not None:
@@ -127,7 +135,9 @@ class Batch:
         T = tokens.shape[0]
         lengths = check.offsets(cu_seqlens, T)
         if max_seqlen is not None and max_seqlen < max(lengths, default=0):
-            raise ValueError(f"max_seqlen: got {max_seqlen}, the longest sequence has {max(lengths)}")
+            raise ValueError(
+                f"max_seqlen: got {max_seqlen}, the longest sequence has {max(lengths)}"
+            )
         types_T = check.per_token("token_type_ids", token_type_ids, (T,), tokens.device)
         positions_T = check.per_token("position_ids", position_ids, (T,), tokens.device)
         return cls._packed(input_ids, inputs_embeds, lengths, types_T, positions_T)
@@ -141,13 +151,15 @@ class Batch:
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> "Batch":
-        """Padded ids `(B, S)` (or embeddings `(B, S, E)`) with a 0/1 mask `(B, S)` of any dtype; 1 is a real token.
+        """Padded ids `(B, S)` (or embeddings `(B, S, E)`) with a 0/1 mask `(B, S)` of any dtype; 1
+        is a real token.
 
-        The mask may have holes, padding on either side and empty rows. Masked slots are never read, except that
-        RoBERTa's positions count the ids in them, as its own code does.
+        The mask may have holes, padding on either side and empty rows. Masked slots are never read,
+        except that RoBERTa's positions count the ids in them, as its own code does.
 
         Raises:
-            TypeError, ValueError: wrong rank, shape, dtype or device; mask values other than 0 and 1.
+            TypeError, ValueError: wrong rank, shape, dtype or device; mask values other than 0 and
+                1.
         """
         tokens = check.one_input(input_ids, inputs_embeds)
         if input_ids is not None:
@@ -168,7 +180,7 @@ class Batch:
         columns_T = rows_T % max(S, 1)
         ids_T, types_T, positions_T = pack(input_ids), pack(types_BS), pack(positions_BS)
         return cls(
-            cu_seqlens=_cu_seqlens(lengths, device),
+            cu_seqlens=parts.cu_seqlens(lengths, device),
             columns_T=columns_T,
             ids_T=ids_T,
             embeds_TE=pack(inputs_embeds) if E else None,
@@ -187,9 +199,9 @@ class Batch:
     def _packed(cls, ids_T, embeds_TE, lengths, types_T, positions_T) -> "Batch":
         """A batch whose columns are 0 to length - 1; arguments already checked."""
         device = (ids_T if embeds_TE is None else embeds_TE).device
-        cu_seqlens = _cu_seqlens(lengths, device)
+        cu_seqlens = parts.cu_seqlens(lengths, device)
         T = sum(lengths)
-        columns_T = torch.arange(T, device=device) - _repeat(cu_seqlens[:-1].long(), lengths)
+        columns_T = torch.arange(T, device=device) - parts.repeat(cu_seqlens[:-1].long(), lengths)
         return cls(
             cu_seqlens=cu_seqlens,
             columns_T=columns_T,
@@ -213,7 +225,9 @@ class Batch:
             ValueError: `x_T` does not have one row per token.
         """
         if x_T.shape[:1] != (self.T,):
-            raise ValueError(f"x_T: got shape {tuple(x_T.shape)}, one row for each of {self.T} tokens needed")
+            raise ValueError(
+                f"x_T: got shape {tuple(x_T.shape)}, one row for each of {self.T} tokens needed"
+            )
         out = x_T.new_full((self.B * self.padded_length, *x_T.shape[1:]), fill)
         out = out.index_copy(0, self.padded_rows_T, x_T)
         return out.view(self.B, self.padded_length, *x_T.shape[1:])
@@ -226,17 +240,16 @@ class Batch:
         """
         if x_BS.shape[:2] != (self.B, self.padded_length):
             raise ValueError(
-                f"x_BS: got shape {tuple(x_BS.shape)}, {(self.B, self.padded_length)} and more needed"
+                f"x_BS: got shape {tuple(x_BS.shape)}, it must begin with "
+                f"{(self.B, self.padded_length)}"
             )
         return x_BS.flatten(0, 1).index_select(0, self.padded_rows_T.to(x_BS.device))
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        tensors = {k: v.to(device) for k, v in self._fields().items() if isinstance(v, Tensor)}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        tensors = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **tensors)
-
-    def _fields(self) -> dict:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def split(self, sizes: Sequence[int]) -> tuple["Batch", ...]:
         """Batches of `sizes` sequences each, in order.
@@ -244,89 +257,14 @@ class Batch:
         Raises:
             ValueError: the sizes do not add up to B, or one is negative.
         """
-        if sum(sizes) != self.B or min(sizes, default=0) < 0:
-            raise ValueError(f"sizes: got {list(sizes)}, non-negative sizes with sum {self.B} needed")
-        parts, b = [], 0
-        for size in sizes:
-            parts.append(self._slice(b, b + size))
-            b += size
-        return tuple(parts)
+        return parts.split(self, sizes)
 
-    def _slice(self, b0: int, b1: int) -> "Batch":
-        t0, t1 = sum(self.lengths[:b0]), sum(self.lengths[:b1])
-        r0, r1 = sum(self.source_lengths[:b0]), sum(self.source_lengths[:b1])
-
-        def rows(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[t0:t1]
-
-        ids_T, types_T = rows(self.ids_T), rows(self.types_T)
-        positions_T, columns_T = rows(self.explicit_positions_T), rows(self.columns_T)
-        lengths, source = self.lengths[b0:b1], self.source_ids_R
-        return replace(
-            self,
-            cu_seqlens=_cu_seqlens(lengths, self.device),
-            columns_T=columns_T,
-            ids_T=ids_T,
-            embeds_TE=rows(self.embeds_TE),
-            types_T=types_T,
-            explicit_positions_T=positions_T,
-            lengths=lengths,
-            spans=self.spans[b0:b1],
-            source_ids_R=None if source is None else source[r0:r1],
-            source_rows_T=None if source is None else self.source_rows_T[t0:t1] - r0,
-            source_lengths=self.source_lengths[b0:b1],
-            ranges=check.ranges(ids_T, types_T, positions_T, columns_T),
-        )
-
-    @classmethod
-    def concat(cls, batches: Sequence["Batch"]) -> "Batch":
+    @staticmethod
+    def concat(batches: Sequence["Batch"]) -> "Batch":
         """All sequences of several batches as one.
 
         Raises:
-            ValueError: no batch; ids in some and embeddings in others; positions in some only; several devices.
+            ValueError: no batch; ids in some and embeddings in others; positions in some only;
+                several devices.
         """
-        check.same_kind(batches)
-        lengths = sum((b.lengths for b in batches), ())
-        types = [b.types_T for b in batches]
-        if any(t is not None for t in types):
-            types = [b.columns_T.new_zeros(b.T) if t is None else t for b, t in zip(batches, types, strict=True)]
-        types_T = _cat(types)
-        ids_T, columns_T = _cat([b.ids_T for b in batches]), _cat([b.columns_T for b in batches])
-        positions_T = _cat([b.explicit_positions_T for b in batches])
-        sources, rows, offset = [], [], 0
-        for b in batches:
-            own = torch.arange(b.T, device=b.device) if b.source_rows_T is None else b.source_rows_T
-            rows.append(own + offset)
-            sources.append(b.ids_T if b.source_ids_R is None else b.source_ids_R)
-            offset += sum(b.source_lengths)
-        source = _cat(sources)
-        return cls(
-            cu_seqlens=_cu_seqlens(lengths, batches[0].device),
-            columns_T=columns_T,
-            ids_T=ids_T,
-            embeds_TE=_cat([b.embeds_TE for b in batches]),
-            types_T=types_T,
-            explicit_positions_T=positions_T,
-            lengths=lengths,
-            spans=sum((b.spans for b in batches), ()),
-            padded_length=max(b.padded_length for b in batches),
-            source_ids_R=source,
-            source_rows_T=None if source is None else torch.cat(rows),
-            source_lengths=sum((b.source_lengths for b in batches), ()),
-            ranges=check.ranges(ids_T, types_T, positions_T, columns_T),
-        )
-
-
-def _cat(tensors: list[Tensor | None]) -> Tensor | None:
-    return None if tensors[0] is None else torch.cat(tensors)
-
-
-def _repeat(values_B: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """Each sequence's value, once per token; the host lengths spare a synchronisation."""
-    counts = torch.tensor(lengths, dtype=torch.int64).to(values_B.device)
-    return torch.repeat_interleave(values_B, counts, output_size=sum(lengths))
-
-
-def _cu_seqlens(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    ends = torch.tensor((0, *lengths), dtype=torch.int64).cumsum(0)
-    return ends.to(device=device, dtype=torch.int32)
+        return parts.concat(batches)

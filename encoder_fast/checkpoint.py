@@ -1,4 +1,6 @@
-"""Checkpoint folders: where they are, what their config says, and their tensors by name. Files are treated as hostile."""
+"""Checkpoint folders: where they are, what their config says, and their tensors by name. Files are
+treated as hostile.
+"""
 
 import json
 import pickle
@@ -27,19 +29,26 @@ def resolve_folder(path_or_id: str | Path) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise WeightsError(f"path: got {path_or_id!r}, which is a file; a folder or a hub id needed")
+        raise WeightsError(
+            f"path: got {path_or_id!r}, which is a file; a folder or a hub id needed"
+        )
     if not HUB_ID.fullmatch(str(path_or_id)):
-        raise WeightsError(f"path: got {str(path_or_id)!r}, no such folder, and not a hub id like 'org/name'")
+        raise WeightsError(
+            f"path: got {str(path_or_id)!r}, no such folder, and not a hub id like 'org/name'"
+        )
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(str(path_or_id), allow_patterns=[*TEXT_FILES, "*.safetensors"]))
+        folder = Path(
+            snapshot_download(str(path_or_id), allow_patterns=[*TEXT_FILES, "*.safetensors"])
+        )
         if not any(folder.rglob("*.safetensors")):
             folder = Path(snapshot_download(str(path_or_id), allow_patterns=[*TEXT_FILES, "*.bin"]))
     except (OSError, ValueError) as error:
         first_line = str(error).strip().split("\n")[0]
         raise WeightsError(
-            f"path: got {str(path_or_id)!r}, no such folder, and the hub did not serve it ({first_line})"
+            f"path: got {str(path_or_id)!r}, no such folder, and the hub did not serve it "
+            f"({first_line})"
         ) from error
     return folder
 
@@ -105,7 +114,14 @@ class TensorFiles:
 def _one_sentence(file: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except (
+        SafetensorError,
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        ValueError,
+    ) as error:
         if isinstance(error, WeightsError):
             raise
         first_line = str(error).strip().split("\n")[0]
@@ -119,6 +135,10 @@ def _open(file: Path) -> tuple[list[str], object]:
             return list(handle.keys()), handle
         # weights_only refuses every pickled object that is not a tensor: no code of the file runs.
         tensors = torch.load(file, map_location="cpu", weights_only=True)
-        if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-            raise WeightsError(f"{file}: got {type(tensors).__name__}, a dictionary of tensors needed")
+        if not isinstance(tensors, dict) or not all(
+            isinstance(t, Tensor) for t in tensors.values()
+        ):
+            raise WeightsError(
+                f"{file}: got {type(tensors).__name__}, a dictionary of tensors needed"
+            )
         return list(tensors), tensors

@@ -1,7 +1,8 @@
-"""EncoderConfig: every number that changes what an encoder computes, resolved once from a checkpoint's config.json.
+"""EncoderConfig: every number that changes what an encoder computes, resolved once from a
+checkpoint's config.json.
 
-`Settings` reads the json. It remembers which keys were used, so that a key that nobody read is refused by name: a
-silently ignored setting is the classic way for two implementations to disagree.
+`Settings` reads the json. It remembers which keys were used, so that a key that nobody read is
+refused by name: a silently ignored setting is the classic way for two implementations to disagree.
 """
 
 from collections.abc import Iterable
@@ -12,21 +13,22 @@ from encoder_fast.errors import ConfigError
 from encoder_fast.kernels.activations import ACTIVATIONS
 
 IGNORABLE = frozenset(
-    """_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash _name_or_path
-    adapters architectures attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward classifiers_size cls_token_id custom_pipelines
-    decoder_start_token_id deterministic_flash_attn directionality diversity_penalty do_sample dtype
-    early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label
-    initializer_cutoff_factor initializer_range is_encoder_decoder label2id length_penalty
-    max_length min_length mask_token_id model_type no_repeat_ngram_size num_beam_groups num_beams num_labels
-    num_return_sequences output_attentions output_hidden_states output_past output_scores
-    pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
-    prefix problem_type reference_compile remove_invalid_values repad_logits_with_grad repetition_penalty
-    return_dict return_dict_in_generate sentence_transformers sep_token_id sparse_pred_ignore_index
-    sparse_prediction suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
-    tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-    transformers.js_config typical_p use_bfloat16 use_cache unk_token_id""".split()
+    """_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+    _name_or_path adapters architectures attn_implementation auto_map bad_words_ids
+    begin_suppress_tokens bos_token_id chunk_size_feed_forward classifiers_size cls_token_id
+    custom_pipelines decoder_start_token_id deterministic_flash_attn directionality
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing id2label initializer_cutoff_factor initializer_range is_encoder_decoder
+    label2id length_penalty max_length min_length mask_token_id model_type no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states
+    output_past output_scores pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type prefix problem_type reference_compile remove_invalid_values
+    repad_logits_with_grad repetition_penalty return_dict return_dict_in_generate
+    sentence_transformers sep_token_id sparse_pred_ignore_index sparse_prediction suppress_tokens
+    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings
+    tokenizer_class top_k top_p torch_dtype torchscript transformers_version transformers.js_config
+    typical_p use_bfloat16 use_cache unk_token_id""".split()
 )
 """Keys that do not change what an encoder computes (training, generation, bookkeeping)."""
 
@@ -45,7 +47,9 @@ class LayerPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """One encoder. Widths and counts are positive, dropouts are probabilities; checked on construction."""
+    """One encoder. Widths and counts are positive, dropouts are probabilities; checked on
+    construction.
+    """
 
     architecture: str
     vocab_size: int
@@ -87,24 +91,54 @@ class EncoderConfig:
     """The config.json that this was read from."""
 
     def __post_init__(self):
-        for name in ("vocab_size", "embedding_size", "hidden_size", "num_heads", "intermediate_size", "num_labels"):
-            require(name, getattr(self, name), isinstance(getattr(self, name), int) and getattr(self, name) > 0,
-                    "a positive integer")
+        for name in (
+            "vocab_size",
+            "embedding_size",
+            "hidden_size",
+            "num_heads",
+            "intermediate_size",
+            "num_labels",
+        ):
+            require(
+                name,
+                getattr(self, name),
+                isinstance(getattr(self, name), int) and getattr(self, name) > 0,
+                "a positive integer",
+            )
         require("num_hidden_layers", len(self.plan), len(self.plan) > 0, "at least one layer")
         if self.hidden_size % self.num_heads:
             raise ConfigError(
-                f"hidden_size: got {self.hidden_size}, a multiple of num_attention_heads {self.num_heads} needed"
+                f"hidden_size: got {self.hidden_size}, a multiple of num_attention_heads "
+                f"{self.num_heads} needed"
             )
         rotary = any(layer.rope_theta is not None for layer in self.plan)
-        require("head width", self.head_width, not (rotary and self.head_width % 2), "an even number for rotary models")
+        require(
+            "head width",
+            self.head_width,
+            not (rotary and self.head_width % 2),
+            "an even number for rotary models",
+        )
         for name in ("activation", "classifier_activation"):
-            require(name, getattr(self, name), getattr(self, name) in ACTIVATIONS, f"one of {sorted(ACTIVATIONS)}")
+            require(
+                name,
+                getattr(self, name),
+                getattr(self, name) in ACTIVATIONS,
+                f"one of {sorted(ACTIVATIONS)}",
+            )
         for name in (n for n in self.__dataclass_fields__ if n.endswith("_dropout")):
-            require(name, getattr(self, name), 0.0 <= getattr(self, name) < 1.0, "a probability below 1")
-        require("classifier_pooling", self.classifier_pooling, self.classifier_pooling in ("cls", "mean"),
-                "'cls' or 'mean'")
+            require(
+                name, getattr(self, name), 0.0 <= getattr(self, name) < 1.0, "a probability below 1"
+            )
+        require(
+            "classifier_pooling",
+            self.classifier_pooling,
+            self.classifier_pooling in ("cls", "mean"),
+            "'cls' or 'mean'",
+        )
         problems = (None, "regression", "single_label_classification", "multi_label_classification")
-        require("problem_type", self.problem_type, self.problem_type in problems, f"one of {problems}")
+        require(
+            "problem_type", self.problem_type, self.problem_type in problems, f"one of {problems}"
+        )
 
     @property
     def head_width(self) -> int:
@@ -136,7 +170,9 @@ class EncoderConfig:
 
     @property
     def id2label(self) -> dict[int, str]:
-        """Label names; LABEL_0, LABEL_1, ... where the config has none for this number of labels."""
+        """Label names; LABEL_0, LABEL_1, ... where the config has none for this number of
+        labels.
+        """
         named = {int(k): v for k, v in (self.hf.get("id2label") or {}).items()}
         if sorted(named) == list(range(self.num_labels)):
             return named
@@ -170,7 +206,9 @@ class Settings:
         """The value of `key`, which must be there."""
         value = self.get(key)
         if value is None:
-            raise ConfigError(f"{key}: missing in config.json of model_type {self.values.get('model_type')!r}")
+            raise ConfigError(
+                f"{key}: missing in config.json of model_type {self.values.get('model_type')!r}"
+            )
         return value
 
     def only(self, key: str, *allowed: Any) -> None:
@@ -183,8 +221,8 @@ class Settings:
         unknown = sorted(set(self.values) - self.used - IGNORABLE - self.ignore)
         if unknown:
             raise ConfigError(
-                f"config.json: unknown settings {unknown}; if they do not change what the encoder computes, pass "
-                f"ignore_config_keys={unknown}"
+                f"config.json: unknown settings {unknown}; if they do not change what the encoder "
+                f"computes, pass ignore_config_keys={unknown}"
             )
 
     def num_labels(self) -> int:

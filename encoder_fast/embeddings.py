@@ -27,11 +27,12 @@ class Norm(nn.Module):
 
 
 def token_positions(batch: Batch, config: EncoderConfig) -> Tensor:
-    """Row of the position table (or rotary position) of each token, int64 `(T,)`, by the family's own rule.
+    """Row of the position table (or rotary position) of each token, int64 `(T,)`, by the family's
+    own rule.
 
-    Columns for BERT, ALBERT, ELECTRA and ModernBERT. RoBERTa counts, over the slots of a row, ids that are not the pad id,
-    from pad id + 1; its own code reads them before padding is removed and gives pad ids the row of the pad id. With
-    embeddings in place of ids it counts columns.
+    Columns for BERT, ALBERT, ELECTRA and ModernBERT. RoBERTa counts, over the slots of a row, ids
+    that are not the pad id, from pad id + 1; its own code reads them before padding is removed and
+    gives pad ids the row of the pad id. With embeddings in place of ids it counts columns.
     """
     if batch.explicit_positions_T is not None:
         return batch.explicit_positions_T
@@ -58,14 +59,18 @@ def check_range(name: str, low_high: tuple[int, int] | None, rows: int, what: st
 
 
 class Embeddings(nn.Module):
-    """Token, position and type tables, norm, and the map to the model width where the family has one."""
+    """Token, position and type tables, norm, and the map to the model width where the family has
+    one.
+    """
 
     def __init__(self, config: EncoderConfig, ops: Ops):
         super().__init__()
         self.config, self.ops = config, ops
         E = config.embedding_size
         self.token = nn.Embedding(config.vocab_size, E)
-        self.position = None if config.position_rows is None else nn.Embedding(config.position_rows, E)
+        self.position = (
+            None if config.position_rows is None else nn.Embedding(config.position_rows, E)
+        )
         self.token_type = nn.Embedding(config.type_rows, E) if config.type_rows else None
         self.norm = Norm(E, config.norm_eps, config.norm_bias)
         self.project = nn.Linear(E, config.hidden_size) if config.project_embeddings else None
@@ -73,28 +78,41 @@ class Embeddings(nn.Module):
     def check(self, batch: Batch) -> None:
         """Raise a `ValueError` naming the argument if a table would be read outside its rows."""
         c = self.config
-        check_range("input_ids", batch.ranges.get("input_ids"), c.vocab_size, "vocab_size of the checkpoint")
-        check_range("token_type_ids", batch.ranges.get("token_type_ids"), max(c.type_rows, 1),
-                    "type_vocab_size of the checkpoint")
+        check_range(
+            "input_ids", batch.ranges.get("input_ids"), c.vocab_size, "vocab_size of the checkpoint"
+        )
+        check_range(
+            "token_type_ids",
+            batch.ranges.get("token_type_ids"),
+            max(c.type_rows, 1),
+            "type_vocab_size of the checkpoint",
+        )
         if batch.embeds_TE is not None and batch.embeds_TE.shape[-1] != c.embedding_size:
             raise ValueError(
                 f"inputs_embeds: got width {batch.embeds_TE.shape[-1]}, {c.embedding_size} needed"
             )
         if batch.device != self.token.weight.device:
-            raise ValueError(f"input_ids: got device {batch.device}, the model is on {self.token.weight.device}")
+            raise ValueError(
+                f"input_ids: got device {batch.device}, the model is on {self.token.weight.device}"
+            )
         if c.position_rows is not None:
             self._check_positions(batch)
 
     def _check_positions(self, batch: Batch) -> None:
         c = self.config
         if batch.explicit_positions_T is not None:
-            check_range("position_ids", batch.ranges.get("position_ids"), c.position_rows,
-                        "rows of the position table")
+            check_range(
+                "position_ids",
+                batch.ranges.get("position_ids"),
+                c.position_rows,
+                "rows of the position table",
+            )
             return
         length = batch.ranges.get("columns", (0, -1))[1] + 1
         if length <= c.max_length:
             return
-        # Columns only bound RoBERTa's positions: pad ids in front of a text do not count. Look at the ids themselves.
+        # Columns only bound RoBERTa's positions: pad ids in front of a text do not count. Look at
+        # the ids themselves.
         if c.position_offset is not None and batch.ids_T is not None:
             last = int(token_positions(batch, c).max())
             length = last - c.position_offset

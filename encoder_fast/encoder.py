@@ -32,8 +32,12 @@ class Encoder(nn.Module):
             self.layers = nn.ModuleList(PostNormLayer(config, ops) for _ in count)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if pooler else None
 
-    def forward(self, batch: Batch, keep_states: bool = False) -> tuple[Tensor, list[Tensor] | None]:
-        """Last hidden state `(T, W)`, and with `keep_states` the input of the first layer and each layer's output."""
+    def forward(
+        self, batch: Batch, keep_states: bool = False
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        """Last hidden state `(T, W)`, and with `keep_states` the input of the first layer and each
+        layer's output.
+        """
         if not torch.compiler.is_compiling():
             self.embeddings.check(batch)
         positions_T = token_positions(batch, self.config)

@@ -1,4 +1,6 @@
-"""The errors that users see. All are `ValueError`s whose text names what came and what is allowed."""
+"""The errors that users see. All are `ValueError`s whose text names what came and what is
+allowed.
+"""
 
 from encoder_fast.kernels.dispatch import BackendError
 

@@ -1,10 +1,12 @@
 """Heads: what a task computes from packed tokens.
 
-`head(x_TW, batch, encoder, targets)` returns named results. Those in `token_fill` have one row per token and are padded for
-a padded call, with that value where there is no token. `targets` is a `Targets`: labels and how to reduce the loss.
+`head(x_TW, batch, encoder, targets)` returns named results. Those in `token_fill` have one row per
+token and are padded for a padded call, with that value where there is no token. `targets` is a
+`Targets`: labels and how to reduce the loss.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +35,9 @@ class Targets:
 class Transform(nn.Module):
     """dense, activation, and a norm where the family has one."""
 
-    def __init__(self, width: int, out: int, activation: str, eps: float | None, bias=True, norm_bias=True):
+    def __init__(
+        self, width: int, out: int, activation: str, eps: float | None, bias=True, norm_bias=True
+    ):
         super().__init__()
         self.dense = nn.Linear(width, out, bias=bias)
         self.activation = activation_function(activation)
@@ -45,11 +49,15 @@ class Transform(nn.Module):
 
 
 class MaskedLM(nn.Module):
-    """Transform, then scores of all words by the token table (`decoder` only where a checkpoint does not tie it)."""
+    """Transform, then scores of all words by the token table (`decoder` only where a checkpoint
+    does not tie it).
+    """
 
-    token_fill = {"logits": 0.0}
+    token_fill: ClassVar[dict] = {"logits": 0.0}
 
-    def __init__(self, c: EncoderConfig, activation: str, dense_bias: bool = True, decoder_bias: bool = True):
+    def __init__(
+        self, c: EncoderConfig, activation: str, dense_bias: bool = True, decoder_bias: bool = True
+    ):
         super().__init__()
         self.transform = Transform(
             c.hidden_size, c.embedding_size, activation, c.norm_eps, dense_bias, c.norm_bias
@@ -66,10 +74,14 @@ class MaskedLM(nn.Module):
         if targets.labels is not None:
             kept = (targets.labels != IGNORE).nonzero()[:, 0]
             results["loss"] = encoder.ops.linear_cross_entropy(
-                self.transform(x_TW[kept]), self.table(encoder), self.bias, targets.labels[kept],
+                self.transform(x_TW[kept]),
+                self.table(encoder),
+                self.bias,
+                targets.labels[kept],
                 num_items=targets.num_items,
             )
-        # With labels, the scores of every token are only computed when asked for: (T, V) can exceed the model.
+        # With labels, the scores of every token are only computed when asked for: (T, V) can exceed
+        # the model.
         if targets.want_logits or (targets.want_logits is None and targets.labels is None):
             results["logits"] = F.linear(self.transform(x_TW), self.table(encoder), self.bias)
         return results
@@ -88,7 +100,11 @@ class PairPretraining(MaskedLM):
         pooled_BW = F.dropout(encoder.pool_first(x_TW, batch), self.dropout, self.training)
         results["pair_logits"] = self.pair(pooled_BW)
         if targets.pair_labels is not None:
-            pair = cross_entropy(results["pair_logits"], targets.pair_labels)
+            items = targets.num_items if targets.labels is None else None
+            pair = cross_entropy(results["pair_logits"], targets.pair_labels, items)
+            if targets.labels is not None and targets.num_items is not None:
+                # Items are words here: the texts weigh what this call's share of the words is.
+                pair = pair * ((targets.labels != IGNORE).sum() / targets.num_items)
             results["loss"] = pair if targets.labels is None else results["loss"] + pair
         return results
 
@@ -97,8 +113,13 @@ class _Classifier(nn.Module):
     """Optional transform, dropout, linear."""
 
     def __init__(
-        self, c: EncoderConfig, outputs: int, transform: str | None = None, transform_norm: bool = False,
-        transform_bias: bool = True, input_dropout: bool = False,
+        self,
+        c: EncoderConfig,
+        outputs: int,
+        transform: str | None = None,
+        transform_norm: bool = False,
+        transform_bias: bool = True,
+        input_dropout: bool = False,
     ):
         super().__init__()
         eps = c.norm_eps if transform_norm else None
@@ -116,9 +137,11 @@ class _Classifier(nn.Module):
 
 
 class SequenceClassification(_Classifier):
-    """One row of scores per sequence, from the first token, the mean, or the pooler, as the checkpoint says."""
+    """One row of scores per sequence, from the first token, the mean, or the pooler, as the
+    checkpoint says.
+    """
 
-    token_fill: dict = {}
+    token_fill: ClassVar[dict] = {}
 
     def __init__(self, c: EncoderConfig, **options):
         super().__init__(c, c.num_labels, **options)
@@ -139,7 +162,9 @@ class SequenceClassification(_Classifier):
 
 
 class Rerank(SequenceClassification):
-    """A cross-encoder: one logit per pair and its sigmoid; labels in 0..1 give binary cross-entropy."""
+    """A cross-encoder: one logit per pair and its sigmoid; labels in 0..1 give binary
+    cross-entropy.
+    """
 
     def __init__(self, c: EncoderConfig, **options):
         if c.num_labels != 1:
@@ -155,7 +180,7 @@ class Rerank(SequenceClassification):
 class TokenClassification(_Classifier):
     """One row of scores per token."""
 
-    token_fill = {"logits": 0.0}
+    token_fill: ClassVar[dict] = {"logits": 0.0}
 
     def __init__(self, c: EncoderConfig, **options):
         super().__init__(c, c.num_labels, **options)
@@ -168,9 +193,11 @@ class TokenClassification(_Classifier):
 
 
 class QuestionAnswering(_Classifier):
-    """Start and end scores per token. Slots without a token get the lowest number, so that no argmax finds them."""
+    """Start and end scores per token. Slots without a token get the lowest number, so that no
+    argmax finds them.
+    """
 
-    token_fill = {"start_logits": "lowest", "end_logits": "lowest"}
+    token_fill: ClassVar[dict] = {"start_logits": "lowest", "end_logits": "lowest"}
 
     def __init__(self, c: EncoderConfig, **options):
         super().__init__(c, 2, **options)
@@ -184,7 +211,12 @@ class QuestionAnswering(_Classifier):
             raise ValueError("start_positions, end_positions: got one of the two, both needed")
         if targets.start_positions is not None:
             results["loss"] = span_loss(
-                start_T, end_T, targets.start_positions, targets.end_positions, batch, targets.num_items
+                start_T,
+                end_T,
+                targets.start_positions,
+                targets.end_positions,
+                batch,
+                targets.num_items,
             )
         return results
 
@@ -192,7 +224,7 @@ class QuestionAnswering(_Classifier):
 class ReplacedTokenDetection(nn.Module):
     """ELECTRA's discriminator: one logit per token, positive where the token was replaced."""
 
-    token_fill = {"logits": 0.0}
+    token_fill: ClassVar[dict] = {"logits": 0.0}
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
@@ -202,27 +234,37 @@ class ReplacedTokenDetection(nn.Module):
     def forward(self, x_TW: Tensor, batch: Batch, encoder: Encoder, targets: Targets) -> dict:
         results = {"logits": self.out(self.transform(x_TW))[:, 0]}
         if targets.labels is not None:
-            results["loss"] = binary_token_loss(results["logits"], targets.labels, targets.num_items)
+            results["loss"] = binary_token_loss(
+                results["logits"], targets.labels, targets.num_items
+            )
         return results
 
 
 class Embedding(nn.Module):
-    """One vector per sequence, no parameters. `pooling` and `normalize` come from a sentence-transformers folder."""
+    """One vector per sequence, no parameters. `pooling` and `normalize` come from a
+    sentence-transformers folder.
+    """
 
-    token_fill: dict = {}
+    token_fill: ClassVar[dict] = {}
 
     def __init__(self, c: EncoderConfig, pooling: str = "mean", normalize: bool = False):
         super().__init__()
         self.pooling, self.normalize = pooling, normalize
 
     def forward(self, x_TW: Tensor, batch: Batch, encoder: Encoder, targets: Targets) -> dict:
-        return {"embeddings": encoder.ops.pool(x_TW, batch.cu_seqlens, self.pooling, self.normalize)}
+        return {
+            "embeddings": encoder.ops.pool(x_TW, batch.cu_seqlens, self.pooling, self.normalize)
+        }
 
 
 KINDS = {
     kind.__name__: kind
     for kind in (
-        MaskedLM, PairPretraining, SequenceClassification, TokenClassification, QuestionAnswering,
+        MaskedLM,
+        PairPretraining,
+        SequenceClassification,
+        TokenClassification,
+        QuestionAnswering,
         ReplacedTokenDetection,
     )
 }

@@ -3,7 +3,8 @@
     post-norm (BERT):        x = LN(x + drop(attention(x)));    x = LN(x + drop(mlp(x)))
     pre-norm (ModernBERT):   s = s + drop(attention(LN(s)));    s = s + mlp(LN(s))
 
-In both, each residual add is followed by a norm, so one op (`add_norm`) does the pair. A pre-norm layer therefore ends with
+In both, each residual add is followed by a norm, so one op (`add_norm`) does the pair. A pre-norm
+layer therefore ends with
 the *next* block's norm: it takes and returns the normalised `h` beside the plain sum `s`.
 """
 
@@ -39,12 +40,14 @@ class Attention(nn.Module):
         self.out = nn.Linear(W, W, bias=config.attention_bias)
 
     def forward(self, x_TW: Tensor, layer: LayerPlan, shared: Shared) -> Tensor:
-        qkv_T3HD = self.qkv(x_TW).unflatten(-1, (3, self.heads, -1))
+        qkv_T3HD = self.ops.linear(x_TW, self.qkv.weight, self.qkv.bias).unflatten(
+            -1, (3, self.heads, -1)
+        )
         if layer.rope_theta is not None:
             qkv_T3HD = self.ops.rope(qkv_T3HD, *shared.rope_tables[layer.rope_theta])
         dropout_p = self.dropout if self.training else 0.0
         o_THD, _ = self.ops.attention(qkv_T3HD, shared.attention_plan, layer.half_window, dropout_p)
-        return self.out(o_THD.flatten(1))
+        return self.ops.linear(o_THD.flatten(1), self.out.weight, self.out.bias)
 
 
 class Mlp(nn.Module):
@@ -93,7 +96,9 @@ class PostNormLayer(nn.Module):
 
 
 class PreNormLayer(nn.Module):
-    """ModernBERT's layer. `attention_norm` is applied by the layer before; the first layer has none."""
+    """ModernBERT's layer. `attention_norm` is applied by the layer before; the first layer has
+    none.
+    """
 
     def __init__(self, config: EncoderConfig, ops: Ops, first: bool):
         super().__init__()

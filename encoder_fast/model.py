@@ -28,7 +28,8 @@ HEADS = (
 class Output:
     """Results of one call; what a head does not compute is None.
 
-    Per-token values are `(B, S, ...)` with a fixed value in padding for a padded call, and `(T, ...)` for a `Batch`.
+    Per-token values are `(B, S, ...)` with a fixed value in padding for a padded call, and `(T,
+    ...)` for a `Batch`.
     """
 
     loss: Tensor | None = None
@@ -66,7 +67,9 @@ class Output:
         return getattr(self, key) if isinstance(key, str) else self.to_tuple()[key]
 
 
-def build_head(config: EncoderConfig, name: str | None, options: dict | None = None) -> nn.Module | None:
+def build_head(
+    config: EncoderConfig, name: str | None, options: dict | None = None
+) -> nn.Module | None:
     """The head module called `name`.
 
     Raises:
@@ -81,7 +84,10 @@ def build_head(config: EncoderConfig, name: str | None, options: dict | None = N
     heads = by_name(config.architecture).heads
     spec = heads.get("sequence_classification" if name == "rerank" else name)
     if spec is None:
-        raise ValueError(f"head: got {name!r}, {config.architecture} has {sorted(heads)}, 'rerank' and 'embedding'")
+        raise ValueError(
+            f"head: got {name!r}, {config.architecture} has {sorted(heads)}, "
+            "'rerank' and 'embedding'"
+        )
     kind = Rerank if name == "rerank" else KINDS[spec.kind]
     return kind(config, **spec.options(config))
 
@@ -98,7 +104,12 @@ class Model(nn.Module):
     """
 
     def __init__(
-        self, config: EncoderConfig, ops: Ops, head_name: str | None, pooler: bool, head_options: dict | None = None
+        self,
+        config: EncoderConfig,
+        ops: Ops,
+        head_name: str | None,
+        pooler: bool,
+        head_options: dict | None = None,
     ):
         super().__init__()
         self.config, self.head_name = config, head_name
@@ -141,8 +152,8 @@ class Model(nn.Module):
             input_ids: `(B, S)` integers, or a `Batch` (then no other input argument).
             attention_mask: `(B, S)` of 0 and 1, any dtype; None is all ones.
             inputs_embeds: `(B, S, E)` in place of `input_ids`.
-            labels: per token `(B, S)` or packed `(T,)`, or per sequence `(B,)` / `(B, C)`; -100 is ignored. Labels of padding
-                are ignored too.
+            labels: per token `(B, S)` or packed `(T,)`, or per sequence `(B,)` / `(B, C)`; -100 is
+                ignored. Labels of padding are ignored too.
             num_items_in_batch: divides the summed loss in place of the number of labels.
             return_logits: a masked-LM head given labels computes no logits unless this is True.
 
@@ -154,9 +165,12 @@ class Model(nn.Module):
         """
         if output_attentions:
             raise ValueError(
-                "output_attentions: got True; attention probabilities are never held (use transformers' eager attention)"
+                "output_attentions: got True; attention probabilities are never held "
+                "(use transformers' eager attention)"
             )
-        batch, padded = self._batch(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        batch, padded = self._batch(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
+        )
         x_TW, states = self.encoder(batch, output_hidden_states)
         pair = next_sentence_label if sentence_order_label is None else sentence_order_label
         targets = self._targets(batch, padded, labels, pair, start_positions, end_positions)
@@ -168,12 +182,16 @@ class Model(nn.Module):
         if padded:
             for name in fills.keys() & results.keys():
                 low = torch.finfo(results[name].dtype).min
-                results[name] = batch.to_padded(results[name], low if fills[name] == "lowest" else fills[name])
+                results[name] = batch.to_padded(
+                    results[name], low if fills[name] == "lowest" else fills[name]
+                )
             x_TW = batch.to_padded(x_TW)
             states = states and [batch.to_padded(s) for s in states]
         return Output(**results, last_hidden_state=x_TW, hidden_states=states and tuple(states))
 
-    def _batch(self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds) -> tuple[Batch, bool]:
+    def _batch(
+        self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
+    ) -> tuple[Batch, bool]:
         """The packed batch, and whether the caller wants padded results."""
         if not isinstance(input_ids, Batch):
             args = input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
@@ -192,42 +210,62 @@ class Model(nn.Module):
     def _targets(self, batch: Batch, padded: bool, labels, pair, starts, ends) -> dict:
         """Labels in packed form, after checking that this head takes them."""
         takes = {
-            "labels": self.head is not None and self.head_name not in ("embedding", "question_answering"),
+            "labels": self.head is not None
+            and self.head_name not in ("embedding", "question_answering"),
             "next_sentence_label or sentence_order_label": hasattr(self.head, "pair"),
             "start_positions": self.head_name == "question_answering",
             "end_positions": self.head_name == "question_answering",
         }
         for (name, taken), value in zip(takes.items(), (labels, pair, starts, ends), strict=True):
             if value is not None and not taken:
-                raise ValueError(f"{name}: got labels, but head {self.head_name!r} takes none of that name")
+                raise ValueError(
+                    f"{name}: got labels, but head {self.head_name!r} takes none of that name"
+                )
         if labels is not None and "logits" in self.head.token_fill:
             wanted = (batch.B, batch.padded_length) if padded else (batch.T,)
             if tuple(labels.shape) != wanted:
                 raise ValueError(f"labels: got shape {tuple(labels.shape)}, {wanted} needed")
             labels = batch.pack(labels) if padded else labels
             labels = labels.to(batch.device)
-        return {"labels": labels, "pair_labels": pair, "start_positions": starts, "end_positions": ends}
+        return {
+            "labels": labels,
+            "pair_labels": pair,
+            "start_positions": starts,
+            "end_positions": ends,
+        }
 
     def pool(
-        self, batch: Batch, mode: str = "mean", normalize: bool = True, truncate_dim: int | None = None
+        self,
+        batch: Batch,
+        mode: str = "mean",
+        normalize: bool = True,
+        truncate_dim: int | None = None,
     ) -> Tensor:
-        """One vector per sequence, fp32 `(B, W or truncate_dim)`: the encoder, then the `pool` op."""
+        """One vector per sequence, fp32 `(B, W or truncate_dim)`: the encoder, then the `pool`
+        op.
+        """
         x_TW, _ = self.encoder(batch)
         return self.ops.pool(x_TW, batch.cu_seqlens, mode, normalize, truncate_dim)
 
     def save_pretrained(self, folder) -> None:
-        """Write config.json and model.safetensors, which transformers loads back; see `weights.save`."""
+        """Write config.json and model.safetensors, which transformers loads back; see
+        `weights.save`.
+        """
         from encoder_fast.weights import save
 
         save(self, folder)
 
 
 def backends(model: Model) -> dict[str, dict]:
-    """What runs each op of `model`, and why the other backends do not: `{op: {"runs": name, "why_not": {name: reason}}}`."""
+    """What runs each op of `model`, and why the other backends do not: `{op: {"runs": name,
+    "why_not": {name: reason}}}`.
+    """
     ops = model.ops
     report = {}
     for op in op_tables():
-        reasons = {name: why_not(op, name, ops.request) for name in BACKENDS if name != ops.chosen[op]}
+        reasons = {
+            name: why_not(op, name, ops.request) for name in BACKENDS if name != ops.chosen[op]
+        }
         not_first = f"{ops.chosen[op]} was chosen first"
         report[op] = {
             "runs": ops.chosen[op],

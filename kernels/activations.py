@@ -1,7 +1,8 @@
-"""The activation functions that configs name. `gelu` is the exact erf form, as in every checkpoint of these families.
+"""The activation functions that configs name. `gelu` is the exact erf form, as in every checkpoint
+of these families.
 
-The two GELU forms differ by up to 4.7e-4 (at |x| = 2.70), so a wrong choice is a small error in every layer and is
-never reported by anything but a comparison.
+The two GELU forms differ by up to 4.7e-4 (at |x| = 2.70), so a wrong choice is a small error in
+every layer and is never reported by anything but a comparison.
 """
 
 from collections.abc import Callable

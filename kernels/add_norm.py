@@ -1,16 +1,17 @@
 """add_norm: residual add, then LayerNorm.
 
-    s = x + residual,   y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias        (Ba et al. 2016, arXiv 1607.06450)
+    s = x + residual,   y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias        (Ba et al.
+    2016, arXiv 1607.06450)
 
-Post-norm layers use `y` as the next residual; pre-norm layers carry `s` and feed `y` to the next block. Mean and variance
-are fp32 and two-pass (or Welford): the one-pass form E[s^2] - E[s]^2 gives 0.125 for a row whose variance is 3.9e-7.
+Post-norm layers use `y` as the next residual; pre-norm layers carry `s` and feed `y` to the next
+block. Mean and variance are fp32 and two-pass (or Welford): the one-pass form E[s^2] - E[s]^2 gives
+0.125 for a row whose variance is 3.9e-7.
 Memory bound: reads two rows and writes two per token.
 """
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_fast.kernels._numeric import layer_norm, wide
+from encoder_fast.kernels._numeric import fast_layer_norm, layer_norm, wide
 from encoder_fast.kernels.dispatch import Implementation
 
 
@@ -36,7 +37,7 @@ def torch_add_norm(
 ) -> tuple[Tensor, Tensor]:
     """As `reference`; the sum is rounded to the dtype of `x_TW` before it is normalised."""
     s_TW = x_TW if residual_TW is None else x_TW + residual_TW
-    return F.layer_norm(s_TW, s_TW.shape[-1:], weight_W, bias_W, eps), s_TW
+    return fast_layer_norm(s_TW, weight_W, bias_W, eps), s_TW
 
 
 IMPLEMENTATIONS = {

@@ -2,12 +2,15 @@
 
     o_i = sum_j p_ij v_j,   p_i = softmax over visible j of (q_i . k_j / sqrt(D))
 
-`visible` is the one definition of who sees whom. A window of half-width `half` counts *columns*, the token's index in
-its own sequence before padding was removed: |column_i - column_j| <= half, both ends included, so `local_attention = 128`
+`visible` is the one definition of who sees whom. A window of half-width `half` counts *columns*,
+the token's index in
+its own sequence before padding was removed: |column_i - column_j| <= half, both ends included, so
+`local_attention = 128`
 is half 64 and 129 keys. Sequences never meet: each is attended from its own rows only.
 
-The `torch` backend takes all sequences of one length together (no padding, no mask for global attention) and cuts a
-local layer into blocks of queries with the one window of keys that they can see: O(T x window) time and memory.
+The `torch` backend takes all sequences of one length together (no padding, no mask for global
+attention) and cuts a local layer into blocks of queries with the one window of keys that they can
+see: O(T x window) time and memory.
 """
 
 from dataclasses import dataclass
@@ -22,7 +25,9 @@ from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
 
 QUERIES_PER_CHUNK = 1024
-"""With dropout, torch's SDPA on a CPU holds the probabilities of its queries: take this many queries at a time."""
+"""With dropout, torch's SDPA on a CPU holds the probabilities of its queries: take this many
+queries at a time.
+"""
 
 
 class Layout(Protocol):
@@ -31,7 +36,9 @@ class Layout(Protocol):
     lengths: tuple[int, ...]
     """Tokens of each sequence."""
     spans: tuple[int, ...]
-    """Last column - first column + 1 of each sequence: equal to its length when the mask had no hole."""
+    """Last column - first column + 1 of each sequence: equal to its length when the mask had no
+    hole.
+    """
     columns_T: Tensor
 
 
@@ -89,8 +96,8 @@ class Group:
     count: int
     length: int
     masks: dict[int | None, Tensor | None]
-    """By half-width: additive, in the input dtype; `(1, 1, L, L)` if the sequence fits one window, else
-    `(blocks, 1, queries, keys)`; None where every token sees every other."""
+    """By half-width: additive, in the input dtype; `(1, 1, L, L)` if the sequence fits one window,
+    else `(blocks, 1, queries, keys)`; None where every token sees every other."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +123,13 @@ def _band_mask(columns_L: Tensor, half: int, dtype: torch.dtype) -> Tensor:
 
 
 def _window_mask(columns_L: Tensor, half: int, dtype: torch.dtype) -> Tensor:
-    """Mask `(blocks, 1, queries, keys)`; key 0 of block b is row `b * queries - half` of the sequence."""
+    """Mask `(blocks, 1, queries, keys)`; key 0 of block b is row `b * queries - half` of the
+    sequence.
+    """
     L, block = columns_L.shape[0], block_queries(half)
     blocks = -(-L // block)
-    # Padding rows sit far from every token, and at distance 0 from each other, so that no row is empty.
+    # Padding rows sit far from every token, and at distance 0 from each other, so that no row is
+    # empty.
     far = torch.iinfo(torch.int32).max
     columns = F.pad(columns_L, (half, blocks * block - L + half), value=far)
     query = columns[half : half + blocks * block].view(blocks, block)
@@ -128,10 +138,14 @@ def _window_mask(columns_L: Tensor, half: int, dtype: torch.dtype) -> Tensor:
 
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+        ~seen, float("-inf")
+    )
 
 
-def _masks(columns_L: Tensor, span: int, halves: tuple[int | None, ...], dtype: torch.dtype) -> dict:
+def _masks(
+    columns_L: Tensor, span: int, halves: tuple[int | None, ...], dtype: torch.dtype
+) -> dict:
     masks = {}
     for half in halves:
         if half is None or span - 1 <= half:
@@ -148,7 +162,9 @@ def prepare(layout: Layout, halves: tuple[int | None, ...], dtype: torch.dtype) 
     members: dict[tuple, list[int]] = {}
     for b, (length, span) in enumerate(zip(layout.lengths, layout.spans, strict=True)):
         if length:
-            members.setdefault((length, span) if span == length else (length, span, b), []).append(b)
+            members.setdefault((length, span) if span == length else (length, span, b), []).append(
+                b
+            )
     starts = [0]
     for length in layout.lengths:
         starts.append(starts[-1] + length)
@@ -209,7 +225,9 @@ def _attend(qkv: Tensor, group: Group, half: int | None, dropout_p: float) -> Te
 def torch_attention(
     qkv_T3HD: Tensor, plan: Plan, half: int | None, dropout_p: float = 0.0
 ) -> tuple[Tensor, None]:
-    """As `reference`, with `plan` from `prepare`. SDPA keeps no log-sum-exp, so the second result is None."""
+    """As `reference`, with `plan` from `prepare`. SDPA keeps no log-sum-exp, so the second result
+    is None.
+    """
     if not plan.groups:
         return qkv_T3HD[:, 0].clone(), None
     if plan.order_T is not None:

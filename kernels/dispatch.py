@@ -1,6 +1,7 @@
 """Which backend runs which op. Decided once, when a model is built; a forward never asks.
 
-`auto` takes, op by op, the first backend in `BACKENDS` that has no reason to refuse. A named backend must serve every
+`auto` takes, op by op, the first backend in `BACKENDS` that has no reason to refuse. A named
+backend must serve every
 op, else one error lists each reason: an explicit choice never falls back silently.
 
 To add a backend: name it in `BACKENDS` and give op files an `Implementation` under that name.
@@ -48,6 +49,7 @@ class Ops:
     """One function per op: what a model calls. `chosen` maps each op to its backend."""
 
     embed: Callable
+    linear: Callable
     add_norm: Callable
     rope: Callable
     prepare_attention: Callable
@@ -103,5 +105,9 @@ def _record(chosen: dict[str, str], request: Request) -> Ops:
     tables = op_tables()
     functions = {op: tables[op][name].run for op, name in chosen.items()}
     prepare = tables["attention"][chosen["attention"]].prepare
-    assert set(functions) == {f.name for f in fields(Ops)} - {"prepare_attention", "request", "chosen"}
+    assert set(functions) == {f.name for f in fields(Ops)} - {
+        "prepare_attention",
+        "request",
+        "chosen",
+    }
     return Ops(**functions, prepare_attention=prepare, request=request, chosen=chosen)

@@ -2,14 +2,15 @@
 
     y = LN(token[ids] + type[types] + position[positions])
 
-A family without positions or types in its embedding (ModernBERT) passes None for them. `embeds_TE` replaces the token
-lookup for callers who computed the vectors themselves. Memory bound: reads 3 rows and writes one per token.
+A family without positions or types in its embedding (ModernBERT) passes None for them. `embeds_TE`
+replaces the token lookup for callers who computed the vectors themselves. Memory bound: reads 3
+rows and writes one per token.
 """
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_fast.kernels._numeric import layer_norm, wide
+from encoder_fast.kernels._numeric import fast_layer_norm, layer_norm, wide
 from encoder_fast.kernels.dispatch import Implementation
 
 
@@ -33,7 +34,8 @@ def reference(
         ids_T: token ids, int64 `(T,)`; None when `embeds_TE` `(T, E)` is given.
         token_VE, position_PE, type_YE: the tables; the last two may be None.
         positions_T, types_T: rows of these tables, int64 `(T,)`.
-        padding_idx, position_padding_idx: rows that never get a gradient, as in the checkpoints' own code.
+        padding_idx, position_padding_idx: rows that never get a gradient, as in the checkpoints'
+            own code.
 
     Returns:
         `(T, E)` in the dtype of `token_VE`.
@@ -67,7 +69,7 @@ def torch_embed(
     if position_PE is not None:
         x_TE = x_TE + F.embedding(positions_T, position_PE, position_padding_idx)
     x_TE = x_TE.to(token_VE.dtype)
-    return F.layer_norm(x_TE, x_TE.shape[-1:], norm_weight_E, norm_bias_E, eps)
+    return fast_layer_norm(x_TE, norm_weight_E, norm_bias_E, eps)
 
 
 IMPLEMENTATIONS = {

@@ -1,10 +1,12 @@
 """linear_cross_entropy: a vocabulary projection and its loss, without holding all logits.
 
     z = x W^T + b,   lse = log sum_v exp(z_v)
-    loss = lse - (1 - s) z_label - s mean(z) + c lse^2          (s label smoothing, c z-loss; PaLM, arXiv 2204.02311)
+    loss = lse - (1 - s) z_label - s mean(z) + c lse^2          (s label smoothing, c z-loss; PaLM,
+    arXiv 2204.02311)
 
-The fast form walks over rows in chunks and computes the gradient beside the loss (Wijmans et al. 2024, arXiv 2411.09009:
-the logits of 8192 tokens over 50368 words are 1.6 GB in fp32). Rows labelled `ignore_index` are dropped first.
+The fast form walks over rows in chunks and computes the gradient beside the loss (Wijmans et al.
+2024, arXiv 2411.09009: the logits of 8192 tokens over 50368 words are 1.6 GB in fp32). Rows
+labelled `ignore_index` are dropped first.
 """
 
 import torch
@@ -16,12 +18,12 @@ from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
 
 LOGITS_PER_CHUNK = 8 * 2**20
-"""32 MB of fp32 logits at a time: large enough for full matmul speed at a vocabulary of 50k (166 rows)."""
+"""32 MB of fp32 logits at a time: large enough for full matmul speed at a vocabulary of 50k (166
+rows).
+"""
 
 
-def _select(
-    x_NW: Tensor, labels_N: Tensor, V: int, ignore_index: int
-) -> tuple[Tensor, Tensor]:
+def _select(x_NW: Tensor, labels_N: Tensor, V: int, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Rows that have a label, after checking the labels."""
     if labels_N.shape != x_NW.shape[:1]:
         raise ValueError(
@@ -66,7 +68,8 @@ def reference(
     Args:
         x_NW: `(N, W)`; weight_VW `(V, W)`; bias_V `(V,)` or None.
         labels_N: integers `(N,)`, each in 0..V-1 or `ignore_index`.
-        num_items: divide the summed loss by this instead of by the number of labelled rows (gradient accumulation).
+        num_items: divide the summed loss by this instead of by the number of labelled rows
+            (gradient accumulation).
 
     Returns:
         Scalar loss in fp32 (fp64 for fp64 input); 0 with zero gradients when no row has a label.

@@ -1,14 +1,18 @@
 """mlp: the feed-forward block.
 
-    plain:  y = drop(act(x U^T + b)) V^T + c                                 (BERT; the dropout is ModernBERT's only)
-    gated:  (a, g) = halves of x U^T + b,   y = drop(act(a) * g) V^T + c      (GeGLU, Shazeer 2020, arXiv 2002.05202)
+    plain:  y = drop(act(x U^T + b)) V^T + c                                 (BERT; the dropout is
+    ModernBERT's only)
+    gated:  (a, g) = halves of x U^T + b,   y = drop(act(a) * g) V^T + c      (GeGLU, Shazeer 2020,
+    arXiv 2002.05202)
 
-The first half of the rows of `U` is activated, the second half is the gate. 2 T W F (1 or 2) + 2 T W F flops.
+The first half of the rows of `U` is activated, the second half is the gate. 2 T W F (1 or 2) + 2 T
+W F flops.
 """
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoder_fast.kernels import _onednn
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.activations import activation_function
 from encoder_fast.kernels.dispatch import Implementation
@@ -58,6 +62,14 @@ def torch_mlp(
     dropout_p: float = 0.0,
 ) -> Tensor:
     """As `reference`, in the dtype of `x_TW`."""
+    if (
+        not dropout_p
+        and activation in _onednn.EPILOGUES
+        and _onednn.usable(x_TW, up_weight, down_weight_WF)
+    ):
+        up = _onednn.gated if gated else _onednn.activated
+        h_TF = up(x_TW, up_weight, up_bias, activation)
+        return _onednn.linear(h_TF, down_weight_WF, down_bias_W)
     act = activation_function(activation)
     h = F.linear(x_TW, up_weight, up_bias)
     if gated:

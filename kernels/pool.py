@@ -3,9 +3,11 @@
     cls: first token        last: last token        mean: sum / L        max: elementwise maximum
     weighted: sum_i i x_i / sum_i i, i = 1..L        mean_sqrt_len: sum / sqrt(L)
 
-then, if asked, the first `truncate_dim` numbers (Matryoshka) and division by the L2 norm. Sums are fp32. An empty
-sequence gives zeros, with zero gradient. Reads every token once: memory bound.
+then, if asked, the first `truncate_dim` numbers (Matryoshka) and division by the L2 norm. Sums are
+fp32. An empty sequence gives zeros, with zero gradient. Reads every token once: memory bound.
 """
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -68,8 +70,8 @@ def reference(
     _check(mode, x_TW.shape[-1], truncate_dim)
     ends = cu_seqlens_B1.tolist()
     x_TW = wide(x_TW)
-    rows = [_pool_one(x_TW[a:b], mode) for a, b in zip(ends, ends[1:], strict=False)]
-    y_BW = torch.stack(rows) if rows else x_TW.new_zeros(0, x_TW.shape[-1])
+    rows = [_pool_one(x_TW[a:b], mode) for a, b in pairwise(ends)]
+    y_BW = torch.stack(rows) if rows else x_TW[:0]
     return _finish(y_BW, normalize, truncate_dim)
 
 

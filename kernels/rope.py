@@ -1,11 +1,14 @@
-"""rope: rotary position embedding on the queries and keys of packed qkv (Su et al. 2021, arXiv 2104.09864).
+"""rope: rotary position embedding on the queries and keys of packed qkv (Su et al. 2021, arXiv
+2104.09864).
 
-The half form of GPT-NeoX: with x = (x1, x2) split in the middle of a head and angle a = position * theta^(-2k/D),
+The half form of GPT-NeoX: with x = (x1, x2) split in the middle of a head and angle a = position *
+theta^(-2k/D),
 
     x1' = x1 cos a - x2 sin a,      x2' = x2 cos a + x1 sin a
 
-Values pass through. The backward is the same rotation with -a. Angles come from fp32 tables built from the layer plan,
-never from a buffer that `model.to(bfloat16)` would round (3.6 rad of phase error at position 8191).
+Values pass through. The backward is the same rotation with -a. Angles come from fp32 tables built
+from the layer plan, never from a buffer that `model.to(bfloat16)` would round (3.6 rad of phase
+error at position 8191).
 """
 
 import torch
@@ -15,8 +18,8 @@ from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
 
 TOKENS_PER_BLOCK = 512
-"""The fp32 temporaries of a block stay in the second-level cache (2026-11-30, Xeon with 2 MB L2: at 4096 tokens and
-12 heads one block of all tokens takes 8.4 ms, blocks of 512 take 4 ms)."""
+"""The fp32 temporaries of a block stay in the second-level cache (2026-11-30, Xeon with 2 MB L2: at
+4096 tokens and 12 heads one block of all tokens takes 8.4 ms, blocks of 512 take 4 ms)."""
 
 
 def rope_tables(positions_T: Tensor, theta: float, head_width: int) -> tuple[Tensor, Tensor]:
@@ -46,8 +49,9 @@ def reference(qkv_T3HD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 def _rotate_blocks(qkv_T3HD: Tensor, cos_TK: Tensor, sin_TK: Tensor, sign: float) -> Tensor:
     """The rotation by `sign * a`, block by block, into head-major memory.
 
-    Attention reads one head at a time: with head-major queries and keys it is 9 % faster at 8192 tokens than with
-    token-major ones (2026-11-30, SDPA bf16 on CPU), and the rotation has to write them anyway.
+    Attention reads one head at a time: with head-major queries and keys it is 9 % faster at 8192
+    tokens than with token-major ones (2026-11-30, SDPA bf16 on CPU), and the rotation has to write
+    them anyway.
     """
     T, _, H, D = qkv_T3HD.shape
     out_T3HD = qkv_T3HD.new_empty(3, H, T, D).permute(2, 0, 1, 3)

@@ -9,8 +9,9 @@ from encoder_fast.config import EncoderConfig, Settings
 class Rename:
     """One module of ours and the checkpoint's names for it, without the base prefix.
 
-    `{w}` stands for the index of a layer's weights; several names mean that ours is theirs stacked along axis 0; `also`
-    are names that old files use, or copies of the same values. The table reads files and writes them: data only.
+    `{w}` stands for the index of a layer's weights; several names mean that ours is theirs stacked
+    along axis 0; `also` are names that old files use, or copies of the same values. The table reads
+    files and writes them: data only.
     """
 
     def __init__(self, ours: str, *theirs: str, also: tuple[str, ...] = ()):
@@ -41,7 +42,8 @@ class Architecture:
     """One family.
 
     Attributes:
-        name: our name; model_types: what config.json calls it, with the transformers class prefix of each.
+        name: our name; model_types: what config.json calls it, with the transformers class prefix
+            of each.
         prefix: of encoder weights in files of models with a head (`"bert."`).
         config: config.json -> `EncoderConfig`.
         renames: encoder modules.

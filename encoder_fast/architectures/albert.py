@@ -1,8 +1,9 @@
 """ALBERT (Lan et al. 2019, arXiv 1909.11942).
 
-Three things differ from BERT: embeddings of width 128 are mapped to the model width; layers share weights (layer i uses
-group floor(i / (layers / groups)), and each group runs `inner_group_num` layers in turn); there is no dropout after the
-feed-forward. v1 checkpoints say `gelu`, v2 checkpoints `gelu_new`.
+Three things differ from BERT: embeddings of width 128 are mapped to the model width; layers share
+weights (layer i uses group floor(i / (layers / groups)), and each group runs `inner_group_num`
+layers in turn); there is no dropout after the feed-forward. v1 checkpoints say `gelu`, v2
+checkpoints `gelu_new`.
 """
 
 from encoder_fast.architectures._bert_like import EMBEDDINGS, STRAY, post_norm
@@ -14,10 +15,17 @@ def config(s: Settings) -> EncoderConfig:
     """config.json of an ALBERT checkpoint -> `EncoderConfig`."""
     layers, groups = s.need("num_hidden_layers"), s.get("num_hidden_groups", 1)
     inner = s.get("inner_group_num", 1)
-    require("num_hidden_groups", groups, groups > 0 and layers % groups == 0, f"a divisor of {layers} layers")
+    require(
+        "num_hidden_groups",
+        groups,
+        groups > 0 and layers % groups == 0,
+        f"a divisor of {layers} layers",
+    )
     for key in ("net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"):
         s.only(key, 0, 1)
-    plan = [LayerPlan(i * groups // layers * inner + j) for i in range(layers) for j in range(inner)]
+    plan = [
+        LayerPlan(i * groups // layers * inner + j) for i in range(layers) for j in range(inner)
+    ]
     fields = post_norm(s)
     hidden_dropout = s.get("hidden_dropout_prob", 0.0)
     fields |= {
@@ -49,7 +57,8 @@ RENAMES = (
     *EMBEDDINGS,
     Rename("embeddings.project", "encoder.embedding_hidden_mapping_in"),
     Rename(
-        "layers.{w}.attention.qkv", *(f"{_LAYER}attention.{part}" for part in ("query", "key", "value"))
+        "layers.{w}.attention.qkv",
+        *(f"{_LAYER}attention.{part}" for part in ("query", "key", "value")),
     ),
     Rename("layers.{w}.attention.out", f"{_LAYER}attention.dense"),
     Rename("layers.{w}.attention_norm", f"{_LAYER}attention.LayerNorm"),
@@ -87,7 +96,9 @@ ARCH = Architecture(
         "sequence_classification": Head(
             "SequenceClassification", "AlbertForSequenceClassification", CLASSIFIER, pooler=True
         ),
-        "token_classification": Head("TokenClassification", "AlbertForTokenClassification", CLASSIFIER),
+        "token_classification": Head(
+            "TokenClassification", "AlbertForTokenClassification", CLASSIFIER
+        ),
         "question_answering": Head(
             "QuestionAnswering", "AlbertForQuestionAnswering", (Rename("head.out", "qa_outputs"),)
         ),

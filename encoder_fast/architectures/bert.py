@@ -1,4 +1,5 @@
-"""BERT (Devlin et al. 2018, arXiv 1810.04805): post-norm, learned positions, two token types, a tanh pooler.
+"""BERT (Devlin et al. 2018, arXiv 1810.04805): post-norm, learned positions, two token types, a
+tanh pooler.
 
 SpanBERT's encoder is a cased BERT and loads here.
 """
@@ -47,7 +48,9 @@ ARCH = Architecture(
         "sequence_classification": Head(
             "SequenceClassification", "BertForSequenceClassification", CLASSIFIER, pooler=True
         ),
-        "token_classification": Head("TokenClassification", "BertForTokenClassification", CLASSIFIER),
+        "token_classification": Head(
+            "TokenClassification", "BertForTokenClassification", CLASSIFIER
+        ),
         "question_answering": Head(
             "QuestionAnswering", "BertForQuestionAnswering", (Rename("head.out", "qa_outputs"),)
         ),

@@ -1,7 +1,8 @@
 """ELECTRA (Clark et al. 2020, arXiv 2003.10555), discriminator and generator.
 
-Three things differ from BERT: no pooler; embeddings are projected only if their width differs from the model's; heads of
-its own (replaced-token detection; a generator whose order is dense, erf GELU, norm; a GELU classifier).
+Three things differ from BERT: no pooler; embeddings are projected only if their width differs from
+the model's; heads of its own (replaced-token detection; a generator whose order is dense, erf GELU,
+norm; a GELU classifier).
 """
 
 from encoder_fast.architectures._bert_like import EMBEDDINGS, LAYER, STRAY, post_norm
@@ -12,8 +13,14 @@ from encoder_fast.config import EncoderConfig, LayerPlan, Settings
 def config(s: Settings) -> EncoderConfig:
     """config.json of an ELECTRA checkpoint -> `EncoderConfig`."""
     fields = post_norm(s)
-    for key in ("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout",
-                "summary_first_dropout", "summary_proj_to_labels"):
+    for key in (
+        "summary_type",
+        "summary_use_proj",
+        "summary_activation",
+        "summary_last_dropout",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+    ):
         s.get(key)  # the multiple-choice head's, which no head here uses
     embedding_size = s.get("embedding_size", 128)
     return EncoderConfig(
@@ -56,7 +63,9 @@ ARCH = Architecture(
             lambda c: {"transform": "gelu", "input_dropout": True},
         ),
         "token_classification": Head(
-            "TokenClassification", "ElectraForTokenClassification", (Rename("head.out", "classifier"),)
+            "TokenClassification",
+            "ElectraForTokenClassification",
+            (Rename("head.out", "classifier"),),
         ),
         "question_answering": Head(
             "QuestionAnswering", "ElectraForQuestionAnswering", (Rename("head.out", "qa_outputs"),)

@@ -1,8 +1,10 @@
-"""ModernBERT (Warner et al. 2024, arXiv 2412.13663) and its relatives with other thetas, windows, activations or biases.
+"""ModernBERT (Warner et al. 2024, arXiv 2412.13663) and its relatives with other thetas, windows,
+activations or biases.
 
-Three things differ from BERT: pre-norm, with no attention norm in layer 0; rotary positions whose base and whose attention
-(global or within a window) alternate by layer; GeGLU. `local_attention` is the total width: 128 means a distance of at
-most 64, 129 keys. Hub configs also carry `position_embedding_type` and `layer_norm_eps`, which its code never reads.
+Three things differ from BERT: pre-norm, with no attention norm in layer 0; rotary positions whose
+base and whose attention (global or within a window) alternate by layer; GeGLU. `local_attention` is
+the total width: 128 means a distance of at most 64, 129 keys. Hub configs also carry
+`position_embedding_type` and `layer_norm_eps`, which its code never reads.
 """
 
 from encoder_fast.architectures._record import Architecture, Head, Rename
@@ -14,14 +16,29 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 def _layer_types(s: Settings) -> list[str]:
     """Either spelling: `layer_types`, or every n-th layer global."""
-    layers, types, every = s.need("num_hidden_layers"), s.get("layer_types"), s.get("global_attn_every_n_layers")
+    layers, types, every = (
+        s.need("num_hidden_layers"),
+        s.get("layer_types"),
+        s.get("global_attn_every_n_layers"),
+    )
     if types is None and every is None:
-        raise ConfigError("layer_types: missing, and so is global_attn_every_n_layers; one of them is needed")
+        raise ConfigError(
+            "layer_types: missing, and so is global_attn_every_n_layers; one of them is needed"
+        )
     if types is None:
-        require("global_attn_every_n_layers", every, isinstance(every, int) and every > 0, "a positive integer")
+        require(
+            "global_attn_every_n_layers",
+            every,
+            isinstance(every, int) and every > 0,
+            "a positive integer",
+        )
         types = [SLIDING if i % every else FULL for i in range(layers)]
-    require("layer_types", types, len(types) == layers and set(types) <= {FULL, SLIDING},
-            f"{layers} of {FULL!r} and {SLIDING!r}")
+    require(
+        "layer_types",
+        types,
+        len(types) == layers and set(types) <= {FULL, SLIDING},
+        f"{layers} of {FULL!r} and {SLIDING!r}",
+    )
     return types
 
 
@@ -32,16 +49,29 @@ def _thetas(s: Settings) -> dict[str, float]:
     old_sliding = s.get("local_rope_theta")
     if new is None:
         if old_full is None:
-            raise ConfigError("rope_parameters: missing, and so is global_rope_theta; one of them is needed")
-        return {FULL: float(old_full), SLIDING: float(old_full if old_sliding is None else old_sliding)}
+            raise ConfigError(
+                "rope_parameters: missing, and so is global_rope_theta; one of them is needed"
+            )
+        return {
+            FULL: float(old_full),
+            SLIDING: float(old_full if old_sliding is None else old_sliding),
+        }
     fallback = {FULL: old_full, SLIDING: old_sliding}
     thetas = {}
     for kind in (FULL, SLIDING):
         given = new.get(kind) or {}
-        require(f"rope_parameters[{kind}]", given, set(given) <= {"rope_theta", "rope_type"},
-                "only rope_theta and rope_type")
-        require("rope_type", given.get("rope_type", "default"), given.get("rope_type", "default") == "default",
-                "'default'")
+        require(
+            f"rope_parameters[{kind}]",
+            given,
+            set(given) <= {"rope_theta", "rope_type"},
+            "only rope_theta and rope_type",
+        )
+        require(
+            "rope_type",
+            given.get("rope_type", "default"),
+            given.get("rope_type", "default") == "default",
+            "'default'",
+        )
         theta = given.get("rope_theta", fallback[kind])
         if theta is not None:
             require("rope_theta", theta, theta > 0, "a positive number")
@@ -59,7 +89,12 @@ def config(s: Settings) -> EncoderConfig:
         raise ConfigError(f"rope_parameters: got no rope_theta for {sorted(missing)}")
     width = s.get("local_attention")
     if SLIDING in types:
-        require("local_attention", width, isinstance(width, int) and width >= 0, "a non-negative integer")
+        require(
+            "local_attention",
+            width,
+            isinstance(width, int) and width >= 0,
+            "a non-negative integer",
+        )
     halves = {FULL: None, SLIDING: None if width is None else width // 2}
     fields = s.common()
     return EncoderConfig(
@@ -107,7 +142,11 @@ TRANSFORM = (
 
 
 def _transform(c: EncoderConfig) -> dict:
-    return {"transform": c.classifier_activation, "transform_norm": True, "transform_bias": c.classifier_bias}
+    return {
+        "transform": c.classifier_activation,
+        "transform_norm": True,
+        "transform_bias": c.classifier_bias,
+    }
 
 
 def _tagger(kind: str, hf_class: str) -> Head:
@@ -127,10 +166,15 @@ ARCH = Architecture(
             "MaskedLM",
             "ModernBertForMaskedLM",
             (*TRANSFORM, Rename("head.bias", "decoder.bias"), Rename("head.decoder", "decoder")),
-            lambda c: {"activation": c.classifier_activation, "dense_bias": c.classifier_bias,
-                       "decoder_bias": c.decoder_bias},
+            lambda c: {
+                "activation": c.classifier_activation,
+                "dense_bias": c.classifier_bias,
+                "decoder_bias": c.decoder_bias,
+            },
         ),
-        "sequence_classification": _tagger("SequenceClassification", "ModernBertForSequenceClassification"),
+        "sequence_classification": _tagger(
+            "SequenceClassification", "ModernBertForSequenceClassification"
+        ),
         "token_classification": _tagger("TokenClassification", "ModernBertForTokenClassification"),
         "question_answering": _tagger("QuestionAnswering", "ModernBertForQuestionAnswering"),
     },

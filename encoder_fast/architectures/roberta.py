@@ -1,7 +1,8 @@
 """RoBERTa (Liu et al. 2019, arXiv 1907.11692), XLM-R and CamemBERT.
 
-Three things differ from BERT: positions start at pad id + 1 and are counted over ids that are not the pad id (a real token
-equal to it shifts them); the masked-LM head is always erf GELU; the classifier has a tanh layer of its own.
+Three things differ from BERT: positions start at pad id + 1 and are counted over ids that are not
+the pad id (a real token equal to it shifts them); the masked-LM head is always erf GELU; the
+classifier has a tanh layer of its own.
 """
 
 from encoder_fast.architectures._bert_like import EMBEDDINGS, LAYER, STRAY, post_norm
@@ -53,7 +54,9 @@ ARCH = Architecture(
             lambda c: {"transform": "tanh", "input_dropout": True},
         ),
         "token_classification": Head(
-            "TokenClassification", "RobertaForTokenClassification", (Rename("head.out", "classifier"),)
+            "TokenClassification",
+            "RobertaForTokenClassification",
+            (Rename("head.out", "classifier"),),
         ),
         "question_answering": Head(
             "QuestionAnswering", "RobertaForQuestionAnswering", (Rename("head.out", "qa_outputs"),)

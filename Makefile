@@ -1,0 +1,54 @@
+# Needs Python 3.10 or newer and nothing else: no compiler, no GPU. Run `make help` for the targets.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+# Isolated mode keeps the repository root off sys.path, where kernels/ would hide Hugging Face's package of that name.
+RUN := $(VENV)/bin/python -I
+PIP := $(RUN) -m pip --disable-pip-version-check
+
+# Written last, so an install that was cut short is done again. The name holds this folder, because an editable install
+# points at an absolute path: a copied or moved tree installs itself anew.
+STAMP := $(VENV)/.installed-$(shell pwd | cksum | cut -d' ' -f1)
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo 'make demo    search real passages with a real model, beside transformers'
+	@echo 'make test    run the tests; ARGS="-k window" is passed to pytest'
+	@echo 'make lint    ruff check and ruff format --check'
+	@echo 'make clean   remove .venv and everything else written here'
+	@echo 'The first run makes .venv with PYTHON=$(PYTHON) and installs what is needed.'
+
+demo: $(STAMP)
+	$(RUN) -m encoder_fast.demo $(ARGS)
+
+test: $(STAMP)
+	HF_HUB_OFFLINE=1 $(RUN) -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks demo-output
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): requirements-dev.txt setup.py pyproject.toml
+	@$(RUN) -m pip --version >/dev/null 2>&1 || { $(make_venv); }
+	@rm -f $(VENV)/.installed-*
+	@echo 'Installing into $(VENV): some minutes the first time, seconds later.'
+	$(PIP) install --requirement requirements-dev.txt
+	$(PIP) install --quiet --no-build-isolation --editable .
+	@touch $@
+
+# A missing or half-made environment is made anew. Debian's python3 has venv but no ensurepip until python3-venv is
+# installed, so virtualenv serves where it is present.
+define make_venv
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+  { echo 'encoder_fast needs Python 3.10 or newer; $(PYTHON) is not. Try: make PYTHON=/path/to/python3.11' >&2; exit 1; }; \
+if $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then $(PYTHON) -m venv --clear $(VENV); \
+elif $(PYTHON) -c 'import virtualenv' 2>/dev/null; then $(PYTHON) -m virtualenv --quiet --clear $(VENV); \
+elif command -v virtualenv >/dev/null; then virtualenv --quiet --clear --python '$(PYTHON)' $(VENV); \
+else echo '$(PYTHON) cannot make a virtual environment: install python3-venv (Debian, Ubuntu) or virtualenv, or name another Python: make PYTHON=/path/to/python3' >&2; exit 1; fi
+endef

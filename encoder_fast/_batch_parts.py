@@ -1,0 +1,111 @@
+"""Batches taken apart and put together. `Batch.split` and `Batch.concat` are the public names."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from encoder_fast import _batch_checks as check
+
+if TYPE_CHECKING:
+    from encoder_fast.batch import Batch
+
+
+def cu_seqlens(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """int32 offsets `(B+1,)` of sequences with these lengths."""
+    ends = torch.tensor((0, *lengths), dtype=torch.int64).cumsum(0)
+    return ends.to(device=device, dtype=torch.int32)
+
+
+def repeat(values_B: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Each sequence's value, once per token; the host lengths spare a synchronisation."""
+    counts = torch.tensor(lengths, dtype=torch.int64).to(values_B.device)
+    return torch.repeat_interleave(values_B, counts, output_size=sum(lengths))
+
+
+def split(batch: "Batch", sizes: Sequence[int]) -> tuple["Batch", ...]:
+    """See `Batch.split`."""
+    if sum(sizes) != batch.B or min(sizes, default=0) < 0:
+        raise ValueError(f"sizes: got {list(sizes)}, non-negative sizes with sum {batch.B} needed")
+    found, b = [], 0
+    for size in sizes:
+        found.append(_slice(batch, b, b + size))
+        b += size
+    return tuple(found)
+
+
+def _slice(batch: "Batch", b0: int, b1: int) -> "Batch":
+    t0, t1 = sum(batch.lengths[:b0]), sum(batch.lengths[:b1])
+    r0, r1 = sum(batch.source_lengths[:b0]), sum(batch.source_lengths[:b1])
+
+    def rows(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x[t0:t1]
+
+    ids_T, types_T = rows(batch.ids_T), rows(batch.types_T)
+    positions_T, columns_T = rows(batch.explicit_positions_T), rows(batch.columns_T)
+    lengths, source = batch.lengths[b0:b1], batch.source_ids_R
+    return replace(
+        batch,
+        cu_seqlens=cu_seqlens(lengths, batch.device),
+        columns_T=columns_T,
+        ids_T=ids_T,
+        embeds_TE=rows(batch.embeds_TE),
+        types_T=types_T,
+        explicit_positions_T=positions_T,
+        lengths=lengths,
+        spans=batch.spans[b0:b1],
+        source_ids_R=None if source is None else source[r0:r1],
+        source_rows_T=None if source is None else batch.source_rows_T[t0:t1] - r0,
+        source_lengths=batch.source_lengths[b0:b1],
+        ranges=check.ranges(ids_T, types_T, positions_T, columns_T),
+    )
+
+
+def _cat(tensors: list[Tensor | None]) -> Tensor | None:
+    return None if tensors[0] is None else torch.cat(tensors)
+
+
+def _sources(batches: Sequence["Batch"]) -> tuple[Tensor | None, Tensor | None]:
+    """Ids of all slots of all batches, and the slot of each token."""
+    if batches[0].ids_T is None:
+        return None, None
+    ids, rows, offset = [], [], 0
+    for b in batches:
+        packed = b.source_ids_R is None
+        rows.append((torch.arange(b.T, device=b.device) if packed else b.source_rows_T) + offset)
+        ids.append(b.ids_T if packed else b.source_ids_R)
+        offset += sum(b.source_lengths)
+    return torch.cat(ids), torch.cat(rows)
+
+
+def concat(batches: Sequence["Batch"]) -> "Batch":
+    """See `Batch.concat`."""
+    check.same_kind(batches)
+    lengths = sum((b.lengths for b in batches), ())
+    types_T = None
+    if any(b.types_T is not None for b in batches):
+        zeros = torch.zeros_like
+        types_T = torch.cat(
+            [zeros(b.columns_T) if b.types_T is None else b.types_T for b in batches]
+        )
+    ids_T, columns_T = _cat([b.ids_T for b in batches]), _cat([b.columns_T for b in batches])
+    positions_T = _cat([b.explicit_positions_T for b in batches])
+    source_ids_R, source_rows_T = _sources(batches)
+    return replace(
+        batches[0],
+        cu_seqlens=cu_seqlens(lengths, batches[0].device),
+        columns_T=columns_T,
+        ids_T=ids_T,
+        embeds_TE=_cat([b.embeds_TE for b in batches]),
+        types_T=types_T,
+        explicit_positions_T=positions_T,
+        lengths=lengths,
+        spans=sum((b.spans for b in batches), ()),
+        padded_length=max(b.padded_length for b in batches),
+        source_ids_R=source_ids_R,
+        source_rows_T=source_rows_T,
+        source_lengths=sum((b.source_lengths for b in batches), ()),
+        ranges=check.ranges(ids_T, types_T, positions_T, columns_T),
+    )

@@ -1,0 +1,1 @@
+"""The commands of `encoder-fast`: each module has `add_arguments(parser)` and `run(args)`."""

@@ -1,0 +1,59 @@
+"""The padded batch through transformers' own model, for `verify`. Only here is it imported."""
+
+import contextlib
+import importlib.util
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from encoder_fast.verify_cases import Texts
+
+
+def missing() -> str | None:
+    """Why there is no comparison, or None."""
+    if importlib.util.find_spec("transformers") is None:
+        return "transformers is not installed: no comparison with its own model"
+    return None
+
+
+@contextlib.contextmanager
+def _quiet():
+    """No progress bars and no reports of unused weights, until the end of the block."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+class Comparison:
+    """One padded batch, run in each dtype once."""
+
+    def __init__(self, folder: Path, texts: Texts, device: torch.device):
+        self.folder, self.device = folder, device
+        self.case = texts.padded(texts.few())
+        self.known: dict[torch.dtype, list[Tensor]] = {}
+
+    def hidden_states(self, dtype: torch.dtype) -> list[Tensor]:
+        """Last hidden state of each text, `(L, W)`, fp64 on the CPU."""
+        if dtype not in self.known:
+            self.known[dtype] = self._run(dtype)
+        return self.known[dtype]
+
+    def _run(self, dtype: torch.dtype) -> list[Tensor]:
+        from transformers import AutoModel
+
+        options = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
+        with _quiet(), torch.no_grad():
+            model = AutoModel.from_pretrained(self.folder, **options).to(self.device).eval()
+            ids = torch.tensor(self.case.rows, dtype=torch.int64, device=self.device)
+            mask = torch.tensor(self.case.masks, dtype=torch.int64, device=self.device)
+            out = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return [row[real == 1].cpu().double() for row, real in zip(out, mask, strict=True)]

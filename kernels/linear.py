@@ -1,0 +1,30 @@
+"""linear: y = x W^T + b, the projections around attention.
+
+2 T W O flops for `(T, W)` x `(O, W)`. A matmul library does it in every backend; it is an op
+because a backend may keep the weight in a layout of its own.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoder_fast.kernels import _onednn
+from encoder_fast.kernels._numeric import wide
+from encoder_fast.kernels.dispatch import Implementation
+
+
+def reference(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Specification: `(T, W)` x `(O, W)` -> `(T, O)` in the dtype of `x_TW`; bias may be None."""
+    return F.linear(wide(x_TW), wide(weight_OW), wide(bias_O)).to(x_TW.dtype)
+
+
+def torch_linear(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tensor:
+    """As `reference`, in the dtype of `x_TW`."""
+    if _onednn.usable(x_TW, weight_OW):
+        return _onednn.linear(x_TW, weight_OW, bias_O)
+    return F.linear(x_TW, weight_OW, bias_O)
+
+
+IMPLEMENTATIONS = {
+    "reference": Implementation(reference),
+    "torch": Implementation(torch_linear),
+}

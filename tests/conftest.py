@@ -1,0 +1,58 @@
+"""What every test stands on: a clean import path, no network, fixed seeds and two threads."""
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The root holds kernels/, which would hide Hugging Face's `kernels` package from transformers. Done
+# here, before anything imports that; subprocesses get it from the environment (Python 3.11 on).
+sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != ROOT]
+os.environ["PYTHONSAFEPATH"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from encoder_fast.demo_model import minilm_folder as find_minilm_folder  # noqa: E402
+
+torch.set_num_threads(2)
+
+# No deadline: a first call may load or compile something. No database: a run does not depend on the
+# one before it.
+hypothesis.settings.register_profile(
+    "encoder_fast",
+    deadline=None,
+    database=None,
+    derandomize=bool(os.environ.get("CI")),
+    print_blob=True,
+)
+hypothesis.settings.load_profile("encoder_fast")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Each test draws the same numbers, whichever tests ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The folder of the real model all-MiniLM-L6-v2."""
+    return find_minilm_folder()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Counts skips by reason, so that green is not mistaken for everything covered."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    )
+    if reasons:
+        counted = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"skips by reason: {counted}")
