@@ -7,7 +7,7 @@ once; nothing after this file waits for a device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import torch
@@ -46,6 +46,17 @@ class Batch:
     present.
     """
 
+    lengths_B: Tensor = field(init=False)
+    """`lengths` as an int64 tensor on the host; it and the next two serve compiled graphs, which
+    must not bake lengths in."""
+    spans_B: Tensor = field(init=False)
+    source_lengths_B: Tensor = field(init=False)
+
+    def __post_init__(self):
+        for name in ("lengths", "spans", "source_lengths"):
+            values = torch.tensor(getattr(self, name), dtype=torch.int64)
+            object.__setattr__(self, f"{name}_B", values)
+
     @property
     def B(self) -> int:
         """Number of sequences."""
@@ -64,16 +75,6 @@ class Batch:
     def max_length(self) -> int:
         """Tokens of the longest sequence; 0 for an empty batch."""
         return max(self.lengths, default=0)
-
-    @cached_property
-    def lengths_B(self) -> Tensor:
-        """`lengths` as an int64 tensor on the host."""
-        return torch.tensor(self.lengths, dtype=torch.int64)
-
-    @cached_property
-    def spans_B(self) -> Tensor:
-        """`spans` as an int64 tensor on the host."""
-        return torch.tensor(self.spans, dtype=torch.int64)
 
     @cached_property
     def padded_rows_T(self) -> Tensor:
@@ -247,7 +248,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         tensors = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **tensors)
 

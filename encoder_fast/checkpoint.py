@@ -26,9 +26,10 @@ def resolve_folder(path_or_id: str | Path) -> Path:
         WeightsError: neither a folder nor an id that the hub (or its local cache) can serve.
     """
     path = Path(path_or_id).expanduser()
-    if path.is_dir():
+    named = bool(str(path_or_id))
+    if named and path.is_dir():
         return path
-    if path.exists():
+    if named and path.exists():
         raise WeightsError(
             f"path: got {path_or_id!r}, which is a file; a folder or a hub id needed"
         )

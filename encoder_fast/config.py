@@ -126,9 +126,15 @@ class EncoderConfig:
                 f"one of {sorted(ACTIVATIONS)}",
             )
         for name in (n for n in self.__dataclass_fields__ if n.endswith("_dropout")):
-            require(
-                name, getattr(self, name), 0.0 <= getattr(self, name) < 1.0, "a probability below 1"
-            )
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float)
+            require(name, value, is_number and 0.0 <= value < 1.0, "a probability below 1")
+        eps, rows, pad = self.norm_eps, self.position_rows, self.pad_token_id
+        require("norm_eps", eps, isinstance(eps, float) and eps > 0, "a positive number")
+        counted = isinstance(rows, int) and rows > 0
+        require("max_position_embeddings", rows, rows is None or counted, "a positive integer")
+        inside = isinstance(pad, int) and 0 <= pad < self.vocab_size
+        require("pad_token_id", pad, pad is None or inside, f"0 to {self.vocab_size - 1}")
         require(
             "classifier_pooling",
             self.classifier_pooling,
@@ -209,6 +215,12 @@ class Settings:
             raise ConfigError(
                 f"{key}: missing in config.json of model_type {self.values.get('model_type')!r}"
             )
+        return value
+
+    def count(self, key: str) -> int:
+        """The value of `key`, which must be a positive integer."""
+        value = self.need(key)
+        require(key, value, isinstance(value, int) and value > 0, "a positive integer")
         return value
 
     def only(self, key: str, *allowed: Any) -> None:

@@ -104,6 +104,7 @@ def speed(
     tokens = encoder.tokenizer([text for _, text in passages[::step]][: args.raced])
     count = sum(map(len, tokens.ids))
     rounds, rows = [], []
+    start = time.perf_counter()
     for one in race(encoder, peer, tokens, args.rounds):
         rounds.append(one)
         verdict = f"{one.ratio:.2f}x" if one.steady else "no ratio"
@@ -117,6 +118,8 @@ def speed(
                 f"{spread:.2f}",
             )
         )
+        if time.perf_counter() - start > args.seconds:
+            break
     say_table(
         f"speed: {len(tokens):,} passages, {count:,} real tokens, float32, "
         f"{torch.get_num_threads()} threads, cpu",
@@ -180,10 +183,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--passages", type=int, default=2200, help="passages to search, at most")
+    add("--passages", type=int, default=2000, help="passages to search, at most")
     add("--compared", type=int, default=300, help="passages compared with transformers")
-    add("--raced", type=int, default=400, help="passages in each timed block")
-    add("--rounds", type=int, default=5, help="timed rounds")
+    add("--raced", type=int, default=256, help="passages in each timed block")
+    add("--rounds", type=int, default=7, help="timed rounds, at most")
+    add("--seconds", type=float, default=75, help="no new round after so long")
     return parser.parse_args(argv)
 
 

@@ -43,7 +43,7 @@ def token_positions(batch: Batch, config: EncoderConfig) -> Tensor:
         return batch.columns_T + (pad + 1)
     source_R = batch.ids_T if batch.source_ids_R is None else batch.source_ids_R
     counts_R = (source_R != pad).cumsum(0)
-    lengths = torch.tensor(batch.source_lengths, dtype=torch.int64).to(source_R.device)
+    lengths = batch.source_lengths_B.to(source_R.device)
     starts = lengths.cumsum(0) - lengths
     before = F.pad(counts_R, (1, 0))[starts]
     counts_R = counts_R - torch.repeat_interleave(before, lengths, output_size=source_R.shape[0])

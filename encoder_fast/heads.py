@@ -48,6 +48,16 @@ class Transform(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
+def _labelled(x_TW: Tensor, labels_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens that have a label; all of them in a traced graph, whose shapes must not depend on
+    it.
+    """
+    if torch.compiler.is_compiling():
+        return x_TW, labels_T
+    kept = (labels_T != IGNORE).nonzero()[:, 0]
+    return x_TW[kept], labels_T[kept]
+
+
 class MaskedLM(nn.Module):
     """Transform, then scores of all words by the token table (`decoder` only where a checkpoint
     does not tie it).
@@ -72,12 +82,12 @@ class MaskedLM(nn.Module):
     def forward(self, x_TW: Tensor, batch: Batch, encoder: Encoder, targets: Targets) -> dict:
         results = {}
         if targets.labels is not None:
-            kept = (targets.labels != IGNORE).nonzero()[:, 0]
+            x_NW, labels_N = _labelled(x_TW, targets.labels)
             results["loss"] = encoder.ops.linear_cross_entropy(
-                self.transform(x_TW[kept]),
+                self.transform(x_NW),
                 self.table(encoder),
                 self.bias,
-                targets.labels[kept],
+                labels_N,
                 num_items=targets.num_items,
             )
         # With labels, the scores of every token are only computed when asked for: (T, V) can exceed

@@ -29,7 +29,7 @@ def cross_entropy(logits_NC: Tensor, labels_N: Tensor, num_items: float | None =
     labels_N = labels_N.long()
     kept = labels_N != IGNORE
     bad = kept & ((labels_N < 0) | (labels_N >= classes))
-    if bad.any():
+    if not torch.compiler.is_compiling() and bad.any():
         raise ValueError(
             f"labels: got {labels_N[bad][0].item()}, allowed are 0 to {classes - 1} and "
             f"{IGNORE} (ignored)"

@@ -12,6 +12,7 @@ from encoder_fast.config import EncoderConfig
 from encoder_fast.encoder import Encoder
 from encoder_fast.heads import KINDS, Embedding, Rerank, Targets
 from encoder_fast.kernels.dispatch import BACKENDS, Ops, op_tables, why_not
+from encoder_fast.kernels.pool import check_pooling
 
 HEADS = (
     "masked_lm",
@@ -171,10 +172,10 @@ class Model(nn.Module):
         batch, padded = self._batch(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
         )
-        x_TW, states = self.encoder(batch, output_hidden_states)
         pair = next_sentence_label if sentence_order_label is None else sentence_order_label
         targets = self._targets(batch, padded, labels, pair, start_positions, end_positions)
         targets = Targets(**targets, num_items=num_items_in_batch, want_logits=return_logits)
+        x_TW, states = self.encoder(batch, output_hidden_states)
         results = {} if self.head is None else self.head(x_TW, batch, self.encoder, targets)
         fills = {} if self.head is None else self.head.token_fill
         if self.encoder.pooler is not None and self.head is None:
@@ -244,6 +245,7 @@ class Model(nn.Module):
         """One vector per sequence, fp32 `(B, W or truncate_dim)`: the encoder, then the `pool`
         op.
         """
+        check_pooling(mode, self.config.hidden_size, truncate_dim)
         x_TW, _ = self.encoder(batch)
         return self.ops.pool(x_TW, batch.cu_seqlens, mode, normalize, truncate_dim)
 

@@ -52,7 +52,10 @@ def sources(model: Model, prefixed: bool) -> dict[str, Source]:
     for parameter, _ in model.named_parameters():
         module, _, last = parameter.rpartition(".")
         if parameter in table:
-            found[parameter] = Source(*table[parameter])
+            theirs, also = table[parameter]
+            # An untied decoder adds its own bias; the head's is then a leftover.
+            untied = also and getattr(model.head, "decoder", None) is not None
+            found[parameter] = Source(also, theirs) if untied else Source(theirs, also)
         else:
             theirs, also = table[module]
             found[parameter] = Source(tuple(f"{t}.{last}" for t in theirs), also)
@@ -104,23 +107,20 @@ class Reader:
         state, missing, used = {}, [], set()
         for parameter, source in table.items():
             names = self._present(source)
+            used |= {*source.names, *source.also}
             if names is None:
                 missing.append(parameter)
                 continue
-            used |= {*source.names, *source.also}
-            parts = [self.files.read(self.by_name[name]) for name in names]
+            rows, *rest = model.get_parameter(parameter).shape
+            wanted = (rows // len(names), *rest)
+            parts = [self._read(name, wanted) for name in names]
             state[parameter] = torch.cat(parts) if len(parts) > 1 else parts[0]
-            wanted = model.get_parameter(parameter).shape
-            if state[parameter].shape != wanted:
-                got = [tuple(p.shape) for p in parts]
-                raise WeightsError(
-                    f"weights: {listing(names)} has shape {got}, stacked {tuple(wanted)} needed"
-                )
             state[parameter] = state[parameter].to(device=device, dtype=dtype, copy=len(parts) == 1)
         self._refuse_unexpected(model, used)
         fresh = [p for p in missing if new_head and p.startswith(("head.", "encoder.pooler."))]
         if len(fresh) < len(missing):
             names = [n for p in set(missing) - set(fresh) for n in table[p].names]
+            names = [n for n in names if n not in self.by_name]
             hint = (
                 ""
                 if any(p.startswith("encoder.") for p in missing)
@@ -129,6 +129,15 @@ class Reader:
             raise WeightsError(f"weights: missing {listing(names)}{hint}")
         model.load_state_dict(state, strict=False, assign=True)
         start_fresh(model, fresh, dtype, device)
+
+    def _read(self, name: str, wanted: tuple[int, ...]) -> torch.Tensor:
+        """The tensor called `name`, of the shape that its place needs."""
+        part = self.files.read(self.by_name[name])
+        if tuple(part.shape) != wanted:
+            raise WeightsError(f"weights: {name} has shape {tuple(part.shape)}, {wanted} needed")
+        if not part.is_floating_point():
+            raise WeightsError(f"weights: {name} has dtype {part.dtype}, floating point needed")
+        return part
 
     def _present(self, source: Source) -> tuple[str, ...] | None:
         for names in (source.names, *((also,) for also in source.also)):

@@ -53,7 +53,18 @@ class Comparison:
         options = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
         with _quiet(), torch.no_grad():
             model = AutoModel.from_pretrained(self.folder, **options).to(self.device).eval()
-            ids = torch.tensor(self.case.rows, dtype=torch.int64, device=self.device)
-            mask = torch.tensor(self.case.masks, dtype=torch.int64, device=self.device)
-            out = model(input_ids=ids, attention_mask=mask).last_hidden_state
-        return [row[real == 1].cpu().double() for row, real in zip(out, mask, strict=True)]
+            return self._call(model, alone=dtype == torch.float64)
+
+    def _call(self, model, alone: bool) -> list[Tensor]:
+        """The padded batch in one call; or, as an oracle should, each text by itself: transformers'
+        eager ModernBERT in fp64 gives NaN for padded rows.
+        """
+        ids = torch.tensor(self.case.rows, dtype=torch.int64, device=self.device)
+        mask = torch.tensor(self.case.masks, dtype=torch.int64, device=self.device)
+        if alone:
+            texts = [row[real == 1][None] for row, real in zip(ids, mask, strict=True)]
+            rows = [model(input_ids=text).last_hidden_state[0] for text in texts]
+        else:
+            padded = model(input_ids=ids, attention_mask=mask).last_hidden_state
+            rows = [row[real == 1] for row, real in zip(padded, mask, strict=True)]
+        return [row.cpu().double() for row in rows]

@@ -17,7 +17,7 @@ from encoder_fast.config import EncoderConfig, Settings
 from encoder_fast.files import atomic_path
 from encoder_fast.kernels.dispatch import Request, resolve
 from encoder_fast.model import Model
-from encoder_fast.recipe import POOLING_MODES, read_recipe
+from encoder_fast.recipe import read_recipe
 from encoder_fast.stored import Reader, sources
 
 __all__ = ["from_config", "load", "resolve_folder", "save", "sources"]
@@ -98,7 +98,7 @@ def _embedding_options(folder: Path) -> dict:
             f"head: 'embedding' computes one pooling and a norm; {folder} needs more "
             "(use TextEncoder)"
         )
-    return {"pooling": POOLING_MODES[recipe.pooling[0]], "normalize": recipe.normalize}
+    return {"pooling": recipe.pooling[0], "normalize": recipe.normalize}
 
 
 def _has_pooler(reader: Reader) -> bool:

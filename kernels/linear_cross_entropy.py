@@ -84,6 +84,26 @@ def reference(
     return loss / _divisor(len(labels_N), reduction, num_items)
 
 
+def _traced(
+    z_NV: Tensor,
+    labels_N: Tensor,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    num_items: float | None,
+) -> Tensor:
+    """The loss without dropping rows: how many have a label must not shape a traced graph."""
+    z_NV, kept_N = wide(z_NV), labels_N != ignore_index
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    loss = F.cross_entropy(z_NV, labels_N.long(), reduction="sum", **options)
+    if z_loss:
+        loss = loss + z_loss * torch.where(kept_N, z_NV.logsumexp(-1).square(), 0.0).sum()
+    if num_items is not None or reduction == "sum":
+        return loss / _divisor(0, reduction, num_items)
+    return loss / kept_N.sum().clamp(min=1)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_NW, weight_VW, bias_V, labels_N, smoothing, z_loss, scale):
@@ -147,6 +167,9 @@ def torch_linear_cross_entropy(
     num_items: float | None = None,
 ) -> Tensor:
     """As `reference`, in chunks of rows, with matmuls in the dtype of `x_NW`."""
+    if torch.compiler.is_compiling():
+        z_NV = F.linear(x_NW, weight_VW, bias_V)
+        return _traced(z_NV, labels_N, reduction, ignore_index, label_smoothing, z_loss, num_items)
     x_NW, labels_N = _select(x_NW, labels_N, weight_VW.shape[0], ignore_index)
     scale = 1.0 / _divisor(len(labels_N), reduction, num_items)
     return _LinearCrossEntropy.apply(

@@ -19,7 +19,8 @@ from encoder_fast.kernels.dispatch import Implementation
 MODES = ("cls", "mean", "max", "weighted", "last", "mean_sqrt_len")
 
 
-def _check(mode: str, width: int, truncate_dim: int | None) -> None:
+def check_pooling(mode: str, width: int, truncate_dim: int | None) -> None:
+    """Raise a `ValueError` for an unknown mode, or a `truncate_dim` outside 1 to `width`."""
     if mode not in MODES:
         raise ValueError(f"pooling: got {mode!r}, allowed are {MODES}")
     if truncate_dim is not None and not 1 <= truncate_dim <= width:
@@ -67,7 +68,7 @@ def reference(
     Raises:
         ValueError: unknown mode, or `truncate_dim` outside 1 to W.
     """
-    _check(mode, x_TW.shape[-1], truncate_dim)
+    check_pooling(mode, x_TW.shape[-1], truncate_dim)
     ends = cu_seqlens_B1.tolist()
     x_TW = wide(x_TW)
     rows = [_pool_one(x_TW[a:b], mode) for a, b in pairwise(ends)]
@@ -83,7 +84,7 @@ def torch_pool(
     truncate_dim: int | None = None,
 ) -> Tensor:
     """As `reference`, for all sequences at once and without reading offsets on the host."""
-    _check(mode, x_TW.shape[-1], truncate_dim)
+    check_pooling(mode, x_TW.shape[-1], truncate_dim)
     starts_B, ends_B = cu_seqlens_B1[:-1].long(), cu_seqlens_B1[1:].long()
     lengths_B1 = (ends_B - starts_B)[:, None]
     if mode in ("cls", "last"):

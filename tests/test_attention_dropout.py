@@ -12,7 +12,7 @@ from closeness import assert_same_bits
 from op_harness import attend, backends_of, fast_backends_of, layout, one_thread  # noqa: F401
 from torch import Tensor
 
-from encoder_fast.kernels import attention
+from encoder_fast.kernels import _grouped
 
 each_backend = pytest.mark.parametrize("backend", backends_of("attention"))
 each_half = pytest.mark.parametrize("half", [None, 4, 64], ids=["global", "half4", "half64"])
@@ -107,7 +107,7 @@ def test_C56_gradient_beyond_1024_tokens(backend, lengths):
 
 @each_half
 def test_C56_chunks_of_queries_cover_each_query_once(half, monkeypatch):
-    monkeypatch.setattr(attention, "QUERIES_PER_CHUNK", 7)
+    monkeypatch.setattr(_grouped, "QUERIES_PER_CHUNK", 7)
     assert_gradient_of_the_same_draw("torch", (15, 29, 7, 29), half, H=2, D=5)
     L, H, p = 60, 16, 0.25
     dropped, seen_L = probabilities("torch", L, H, half, p)
@@ -125,5 +125,5 @@ def test_chunks_of_queries_change_no_number(half, monkeypatch):
     never = 1e-12
     qkv, where = torch.randn(80, 3, 2, 8), layout(29, 15, 7, 29)
     plain = attend("torch", qkv, where, half)
-    monkeypatch.setattr(attention, "QUERIES_PER_CHUNK", 7)
+    monkeypatch.setattr(_grouped, "QUERIES_PER_CHUNK", 7)
     assert (attend("torch", qkv, where, half, never) - plain).abs().max() < 2e-6

@@ -5,90 +5,22 @@ import json
 import pytest
 import tiny
 import torch
+from hub_configs import (
+    ALBERT_BASE_V2,
+    BERT_BASE,
+    CAMEMBERT_BASE,
+    ELECTRA_GENERATOR,
+    ELECTRA_SMALL,
+    MINILM,
+    MODERNBERT_BASE,
+    ROBERTA_BASE,
+    XLM_ROBERTA_BASE,
+)
 from tiny import one_thread  # noqa: F401
 
 import encoder_fast as ef
 from encoder_fast.architectures import architecture_of
 from encoder_fast.config import Settings
-
-BERT_BASE = """{
-  "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
-  "gradient_checkpointing": false, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
-  "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
-  "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "model_type": "bert",
-  "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0,
-  "position_embedding_type": "absolute", "transformers_version": "4.6.0.dev0",
-  "type_vocab_size": 2, "use_cache": true, "vocab_size": 30522}"""
-MINILM = """{
-  "_name_or_path": "nreimers/MiniLM-L6-H384-uncased", "architectures": ["BertModel"],
-  "attention_probs_dropout_prob": 0.1, "gradient_checkpointing": false, "hidden_act": "gelu",
-  "hidden_dropout_prob": 0.1, "hidden_size": 384, "initializer_range": 0.02,
-  "intermediate_size": 1536, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
-  "model_type": "bert", "num_attention_heads": 12, "num_hidden_layers": 6, "pad_token_id": 0,
-  "position_embedding_type": "absolute", "transformers_version": "4.8.2", "type_vocab_size": 2,
-  "use_cache": true, "vocab_size": 30522}"""
-ROBERTA_BASE = """{
-  "architectures": ["RobertaForMaskedLM"], "attention_probs_dropout_prob": 0.1,
-  "bos_token_id": 0, "eos_token_id": 2, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
-  "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
-  "layer_norm_eps": 1e-05, "max_position_embeddings": 514, "model_type": "roberta",
-  "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1, "type_vocab_size": 1,
-  "vocab_size": 50265}"""
-XLM_ROBERTA_BASE = """{
-  "architectures": ["XLMRobertaForMaskedLM"], "attention_probs_dropout_prob": 0.1,
-  "bos_token_id": 0, "eos_token_id": 2, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
-  "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
-  "layer_norm_eps": 1e-05, "max_position_embeddings": 514, "model_type": "xlm-roberta",
-  "num_attention_heads": 12, "num_hidden_layers": 12, "output_past": true, "pad_token_id": 1,
-  "position_embedding_type": "absolute", "transformers_version": "4.17.0.dev0",
-  "type_vocab_size": 1, "use_cache": true, "vocab_size": 250002}"""
-CAMEMBERT_BASE = """{
-  "architectures": ["CamembertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
-  "bos_token_id": 5, "eos_token_id": 6, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
-  "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
-  "layer_norm_eps": 1e-05, "max_position_embeddings": 514, "model_type": "camembert",
-  "num_attention_heads": 12, "num_hidden_layers": 12, "output_past": true, "pad_token_id": 1,
-  "type_vocab_size": 1, "vocab_size": 32005}"""
-ALBERT_BASE_V2 = """{
-  "architectures": ["AlbertForMaskedLM"], "attention_probs_dropout_prob": 0, "bos_token_id": 2,
-  "classifier_dropout_prob": 0.1, "down_scale_factor": 1, "embedding_size": 128,
-  "eos_token_id": 3, "gap_size": 0, "hidden_act": "gelu_new", "hidden_dropout_prob": 0,
-  "hidden_size": 768, "initializer_range": 0.02, "inner_group_num": 1,
-  "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
-  "model_type": "albert", "net_structure_type": 0, "num_attention_heads": 12,
-  "num_hidden_groups": 1, "num_hidden_layers": 12, "num_memory_blocks": 0, "pad_token_id": 0,
-  "type_vocab_size": 2, "vocab_size": 30000}"""
-ELECTRA_SMALL = """{
-  "architectures": ["ElectraForPreTraining"], "attention_probs_dropout_prob": 0.1,
-  "embedding_size": 128, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 256,
-  "initializer_range": 0.02, "intermediate_size": 1024, "layer_norm_eps": 1e-12,
-  "max_position_embeddings": 512, "model_type": "electra", "num_attention_heads": 4,
-  "num_hidden_layers": 12, "pad_token_id": 0, "summary_activation": "gelu",
-  "summary_last_dropout": 0.1, "summary_type": "first", "summary_use_proj": true,
-  "type_vocab_size": 2, "vocab_size": 30522}"""
-ELECTRA_GENERATOR = """{
-  "architectures": ["ElectraForMaskedLM"], "attention_probs_dropout_prob": 0.1,
-  "embedding_size": 768, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 256,
-  "initializer_range": 0.02, "intermediate_size": 1024, "layer_norm_eps": 1e-12,
-  "max_position_embeddings": 512, "model_type": "electra", "num_attention_heads": 4,
-  "num_hidden_layers": 12, "pad_token_id": 0, "summary_activation": "gelu",
-  "summary_last_dropout": 0.1, "summary_type": "first", "summary_use_proj": true,
-  "type_vocab_size": 2, "vocab_size": 30522}"""
-MODERNBERT_BASE = """{
-  "architectures": ["ModernBertForMaskedLM"], "attention_bias": false, "attention_dropout": 0.0,
-  "bos_token_id": 50281, "classifier_activation": "gelu", "classifier_bias": false,
-  "classifier_dropout": 0.0, "classifier_pooling": "mean", "cls_token_id": 50281,
-  "decoder_bias": true, "deterministic_flash_attn": false, "embedding_dropout": 0.0,
-  "eos_token_id": 50282, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
-  "gradient_checkpointing": false, "hidden_activation": "gelu", "hidden_size": 768,
-  "initializer_cutoff_factor": 2.0, "initializer_range": 0.02, "intermediate_size": 1152,
-  "layer_norm_eps": 1e-05, "local_attention": 128, "local_rope_theta": 10000.0,
-  "max_position_embeddings": 8192, "mlp_bias": false, "mlp_dropout": 0.0,
-  "model_type": "modernbert", "norm_bias": false, "norm_eps": 1e-05, "num_attention_heads": 12,
-  "num_hidden_layers": 22, "pad_token_id": 50283, "position_embedding_type": "absolute",
-  "repad_logits_with_grad": false, "sep_token_id": 50282, "sparse_pred_ignore_index": -100,
-  "sparse_prediction": false, "torch_dtype": "float32", "transformers_version": "4.47.0.dev0",
-  "vocab_size": 50368}"""
 
 # Text, then what a wrong default would get wrong.
 HUB = {
@@ -191,7 +123,9 @@ def test_C29_unknown_keys_are_named_and_can_be_ignored():
     values = modernbert(**NEW, sliding_window_pattern=6)
     with pytest.raises(ef.ConfigError, match=r"sliding_window_pattern.*ignore_config_keys"):
         ef.from_config(values)
-    assert ef.from_config(values, ignore_config_keys=["sliding_window_pattern"]).config.num_layers == 4
+    assert (
+        ef.from_config(values, ignore_config_keys=["sliding_window_pattern"]).config.num_layers == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,7 +149,10 @@ def test_C29_unknown_keys_are_named_and_can_be_ignored():
             NEW | {"rope_parameters": {FULL: {"rope_theta": 1e4}}},
             "sliding_attention",
         ),
-        "layer type": (NEW | {"layer_types": [FULL, "chunked", FULL, FULL]}, "layer_types.*chunked"),
+        "layer type": (
+            NEW | {"layer_types": [FULL, "chunked", FULL, FULL]},
+            "layer_types.*chunked",
+        ),
         "too few layer types": (NEW | {"layer_types": [FULL]}, "layer_types.*4"),
         "no window": (NEW | {"local_attention": None}, "local_attention"),
         "every 0": (OLD | {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers.*0"),
@@ -265,7 +202,7 @@ REFUSED = {
     "layers as text": ("BE", {"num_hidden_layers": "2"}, "num_hidden_layers.*'2'"),
     "dropout above 1": ("BE", {"hidden_dropout_prob": 1.5}, "dropout.*1.5"),
     "dropout as text": ("BE", {"hidden_dropout_prob": "0.1"}, "dropout.*'0.1'"),
-    "eps as text": ("BE", {"layer_norm_eps": "1e-12"}, "eps.*'1e-12'"),
+    "eps as text": ("BE", {"layer_norm_eps": "1e-12"}, "eps.*'1e-12'.*positive"),
     "table as text": ("BE", {"max_position_embeddings": "42"}, "position.*'42'"),
     "pad id beyond the table": ("BE", {"pad_token_id": 97}, "pad_token_id.*97"),
     "problem type": ("BE", {"problem_type": "ranking"}, "problem_type.*ranking"),

@@ -21,7 +21,7 @@ def test_passages_are_many_real_and_the_same_each_time(passages):
     assert len(set(texts)) == len(texts)
     assert "textwrap.dedent" in names and "heapq" in names
     assert min(map(len, texts)) >= 60
-    assert not any("test." in name for name in names)
+    assert "test" not in {name.split(".")[0] for name in names}
     some = docstrings(50)
     assert len(some) == 50 and set(some) <= set(passages)
     assert docstrings(50) == some

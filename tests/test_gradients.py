@@ -1,4 +1,4 @@
-"""Gradients of every parameter of every family and head against transformers', by the names that files use."""
+"""Gradients of every parameter of every family and head against transformers'."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def hf_grads(model) -> dict[str, torch.Tensor | None]:
 
 
 def by_our_names(model, grads: dict, head: str | None) -> dict[str, torch.Tensor]:
-    """transformers' gradients under our names, query, key and value stacked; no parameter of theirs is left over."""
+    """transformers' gradients under our names (query, key, value stacked); none is left."""
     table, used, ours = sources(model, prefixed=head is not None), set(), {}
     for name, source in table.items():
         parts = [grads[theirs] for theirs in source.names]
@@ -46,12 +46,14 @@ def by_our_names(model, grads: dict, head: str | None) -> dict[str, torch.Tensor
         ours[name] = None if parts[0] is None else torch.cat(parts)
     tied = {"decoder.weight", "decoder.bias", "generator_lm_head.weight"}
     left = [n for n in grads if n not in used and not any(n.endswith(t) for t in tied)]
-    assert not left, f"parameters of transformers that no gradient of ours was compared with: {left}"
+    assert not left, (
+        f"parameters of transformers that no gradient of ours was compared with: {left}"
+    )
     return ours
 
 
 def check_all(model, plain, oracle, head):
-    """Every gradient by the accuracy law; those that transformers does not have are zero or absent here too."""
+    """Every gradient by the accuracy law; where transformers has none, ours is zero or absent."""
     mine = {name: p.grad for name, p in model.named_parameters()}
     plain, oracle = (by_our_names(model, hf_grads(m), head) for m in (plain, oracle))
     assert mine.keys() == plain.keys()
@@ -60,7 +62,7 @@ def check_all(model, plain, oracle, head):
         assert mine[name] is None or (mine[name] == 0).all(), name
     kept = [name for name in mine if name not in absent]
     for name in kept:
-        # A sum that is 0 by its formula (softmax minus one-hot, summed) is rounded at the scale of its terms.
+        # A sum that is 0 by its formula (softmax minus one-hot) is rounded at its terms' scale.
         floor = ulps(torch.float32, 1.0) if oracle[name].abs().max() < 1e-9 else None
         assert_as_good_as(mine[name], plain[name], oracle[name], factor=3, floor=floor, name=name)
     assert sum(bool((mine[n] != 0).any()) for n in kept) > 10, "hardly any gradient"
@@ -72,10 +74,12 @@ def base_loss(x_T):
 
 
 def run_base(family, given, backend="auto", **changes):
-    """Backward of `base_loss` over the real tokens in ours, transformers' fp32 and transformers' fp64."""
+    """Backward of `base_loss` over real tokens: ours, transformers' fp32 and its fp64."""
     mask = given["attention_mask"]
     ours = our_model(family, backend=backend, **changes)
-    plain, oracle = (hf_model(family, None, dtype, **changes) for dtype in (torch.float32, torch.float64))
+    plain, oracle = (
+        hf_model(family, None, dtype, **changes) for dtype in (torch.float32, torch.float64)
+    )
     base_loss(real_rows(ours(**given).last_hidden_state, mask)).backward()
     base_loss(real_rows(plain(**given).last_hidden_state, mask)).backward()
     with exact_modernbert():
@@ -97,7 +101,9 @@ def test_head_gradients(family, head, backend):
     given = inputs(family, (7, 7) if head == "question_answering" else LENGTHS)
     labels = targets(family, head, given["attention_mask"])
     ours = our_model(family, head, backend=backend, **changes)
-    plain, oracle = (hf_model(family, head, dtype, **changes) for dtype in (torch.float32, torch.float64))
+    plain, oracle = (
+        hf_model(family, head, dtype, **changes) for dtype in (torch.float32, torch.float64)
+    )
     ours(**given, **labels).loss.backward()
     plain(**given, **labels).loss.backward()
     with exact_modernbert():
@@ -116,7 +122,9 @@ def test_packed_gradients_equal_padded(family, head):
     for (name, a), b in zip(one.named_parameters(), two.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None), name
         if a.grad is not None:
-            torch.testing.assert_close(b.grad, a.grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                b.grad, a.grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -126,8 +134,11 @@ def test_gradient_with_respect_to_inputs_embeds(family):
     vectors = torch.randn(*mask.shape, 16 if family in ("AL", "EL") else 32)
     given.pop("input_ids")
     grads = []
-    for model, dtype in ((our_model(family), torch.float32), (hf_model(family), torch.float32),
-                         (hf_model(family, dtype=torch.float64), torch.float64)):
+    for model, dtype in (
+        (our_model(family), torch.float32),
+        (hf_model(family), torch.float32),
+        (hf_model(family, dtype=torch.float64), torch.float64),
+    ):
         x = vectors.to(dtype, copy=True).requires_grad_()
         if dtype == torch.float64:
             with exact_modernbert():
@@ -159,7 +170,9 @@ def test_C07_an_empty_row_poisons_no_gradient(family, backend):
             continue
         assert p.grad.isfinite().all(), name
         scale = q.grad.abs().max().item()
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4 * scale + 1e-7, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            p.grad, q.grad, rtol=1e-4, atol=1e-4 * scale + 1e-7, msg=lambda m, n=name: f"{n}: {m}"
+        )
         compared += 1
     assert compared > 10
 
@@ -186,7 +199,7 @@ def test_modernbert_gradients_over_many_windows():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_pad_row_of_the_table_never_learns(family, backend):
-    """As `padding_idx` of the checkpoints' own code: a real token that is the pad id gives its row no gradient."""
+    """As the checkpoints' own `padding_idx`: a real pad id teaches its row nothing."""
     ids_BS = ids(2, 9)
     ids_BS[0, 3] = PAD[family]
     ours, theirs = our_model(family, backend=backend), hf_model(family)
@@ -194,7 +207,9 @@ def test_the_pad_row_of_the_table_never_learns(family, backend):
     base_loss(theirs(ids_BS).last_hidden_state).backward()
     grad = ours.encoder.embeddings.token.weight.grad
     assert (grad[PAD[family]] == 0).all()
-    torch.testing.assert_close(grad, theirs.get_input_embeddings().weight.grad, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        grad, theirs.get_input_embeddings().weight.grad, rtol=1e-3, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("pad", [1, 3])
@@ -203,6 +218,8 @@ def test_C26_position_rows_that_learn(pad):
     model = our_model("RO", pad_token_id=pad)
     given = inputs("RO", (1, 5, 12))
     lists = [row[:n].tolist() for row, n in zip(given["input_ids"], (1, 5, 12), strict=True)]
-    base_loss(model(ef.Batch.from_lists([[i + 3 for i in row] for row in lists])).last_hidden_state).backward()
+    base_loss(
+        model(ef.Batch.from_lists([[i + 3 for i in row] for row in lists])).last_hidden_state
+    ).backward()
     grad = model.encoder.embeddings.position.weight.grad
     assert grad.abs().sum(1).nonzero()[:, 0].tolist() == list(range(pad + 1, pad + 13))

@@ -1,4 +1,4 @@
-"""Labels and losses: what is ignored, what is refused, how a loss is scaled, and that logits carry gradients."""
+"""Labels: what is ignored, what is refused, how a loss is scaled; logits carry gradients."""
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ from tiny import (
 LENGTHS = (2, 7, 16)
 IN_RANGE = {"masked_lm": 97, "token_classification": 3, "sequence_classification": 3}
 WORD_OR_CLASS = [(f, h) for f, h in EVERY_HEAD if h in IN_RANGE]
-TOKEN_LABELS = [(f, h) for f, h in EVERY_HEAD if h in ("masked_lm", "token_classification", "pretraining")]
+TOKEN_LABELS = [
+    (f, h) for f, h in EVERY_HEAD if h in ("masked_lm", "token_classification", "pretraining")
+]
 
 
 def each(cases):
@@ -37,7 +39,7 @@ def grads(model):
 
 @each(EVERY_HEAD)
 def test_C53_num_items_divides_the_summed_loss(family, head):
-    """The loss of a micro-batch times its items is what `num_items_in_batch` divides, whatever the head."""
+    """`num_items_in_batch` divides the summed loss of a call, whatever the head."""
     model, given, labels = setup(family, head)
     items = 3
     if head in ("masked_lm", "token_classification") or (head == "pretraining" and family != "EL"):
@@ -93,7 +95,9 @@ def test_C54_sequence_labels_may_be_ignored():
 @each(WORD_OR_CLASS)
 def test_C54_labels_out_of_range_are_refused(family, head, value):
     model, given, labels = setup(family, head)
-    bad = {"one_too_many": IN_RANGE[head], "minus_1": -1, "minus_99": -99, "int_max": 2**31 - 1}[value]
+    bad = {"one_too_many": IN_RANGE[head], "minus_1": -1, "minus_99": -99, "int_max": 2**31 - 1}[
+        value
+    ]
     labels = labels["labels"].clone()
     labels.view(-1)[16 if labels.ndim == 2 else 0] = bad
     with pytest.raises(ValueError, match=f"labels.*{bad}"):
@@ -110,7 +114,7 @@ def test_C54_replaced_token_labels_are_0_or_1(bad):
 
 
 def test_C54_replaced_token_labels_may_be_ignored():
-    """A collator that marks special tokens with -100 must not teach the model that they are replaced."""
+    """A collator marks special tokens with -100: they must not count as replaced."""
     model, given, labels = setup("EL", "pretraining")
     labels["labels"][:, 0] = -100
     out = model(**given, **labels)
@@ -125,10 +129,10 @@ def test_C54_class_labels_of_a_wrong_dtype_are_refused(family, head, dtype):
     model, given, labels = setup(family, head)
     if head == "sequence_classification":
         # floating labels of a classifier mean several labels per text: the shape must say so too
-        with pytest.raises(ValueError, match="labels.*shape"):
+        with pytest.raises(ValueError, match=r"labels.*shape"):
             model(**given, labels=labels["labels"].to(dtype))
     else:
-        with pytest.raises(TypeError, match="labels.*dtype"):
+        with pytest.raises(TypeError, match=r"labels.*dtype"):
             model(**given, labels=labels["labels"].to(dtype))
 
 
@@ -145,7 +149,7 @@ def test_C54_labels_of_a_wrong_shape_are_refused(family, head):
     model, given, labels = setup(family, head)
     for name, value in labels.items():
         wrong = labels | {name: value[:-1]}
-        with pytest.raises(ValueError, match="labels|start_positions|end_positions"):
+        with pytest.raises(ValueError, match=r"labels|start_positions|end_positions"):
             model(**given, **wrong)
 
 
@@ -175,7 +179,7 @@ def test_C48_logits_carry_gradients(family, head):
             assert logits_of(model.train(training)(**form)).requires_grad
     with torch.no_grad():
         assert not logits_of(model(**given)).requires_grad
-    for last in ([n for n, _ in model.named_parameters()][0], "head.out.bias", "head.bias"):
+    for last in (next(n for n, _ in model.named_parameters()), "head.out.bias", "head.bias"):
         if last in dict(model.named_parameters()):
             for name, p in model.named_parameters():
                 p.requires_grad_(name == last)

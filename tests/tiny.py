@@ -1,8 +1,9 @@
-"""Tiny models that differ wherever a fault could hide: transformers' own, and ours from the files that it saved.
+"""Tiny models of transformers, and ours read from the files that it saved.
 
-`MB BE RO AL EL` are a ModernBERT, a BERT, a RoBERTa, an ALBERT and an ELECTRA of width 32; `XL` and `CA` are XLM-R and
-CamemBERT, which share RoBERTa's code. Every matrix is drawn with standard deviation 0.2 (at the default 0.02 a whole
-missing layer hardly shows), and biases, norm weights and padding rows are drawn too, so that a dropped one is seen.
+`MB BE RO AL EL` are a ModernBERT, a BERT, a RoBERTa, an ALBERT and an ELECTRA of width 32; `XL` and
+`CA` are XLM-R and CamemBERT, which share RoBERTa's code. Every matrix is drawn with standard
+deviation 0.2 (at the default 0.02 a whole missing layer hardly shows), and biases, norm weights and
+padding rows are drawn too, so that a dropped one is seen.
 """
 
 import atexit
@@ -24,7 +25,12 @@ import encoder_fast as ef
 FAMILIES = ("MB", "BE", "RO", "AL", "EL")
 EVERY_TYPE = (*FAMILIES, "XL", "CA")
 CLASS_PREFIX = {
-    "MB": "ModernBert", "BE": "Bert", "RO": "Roberta", "AL": "Albert", "EL": "Electra", "XL": "XLMRoberta",
+    "MB": "ModernBert",
+    "BE": "Bert",
+    "RO": "Roberta",
+    "AL": "Albert",
+    "EL": "Electra",
+    "XL": "XLMRoberta",
     "CA": "Camembert",
 }
 CLASS_SUFFIX = {
@@ -36,7 +42,9 @@ CLASS_SUFFIX = {
     "pretraining": "ForPreTraining",
 }
 HEADS_OF = {
-    family: tuple(h for h in CLASS_SUFFIX if h and (h != "pretraining" or family in ("BE", "AL", "EL")))
+    family: tuple(
+        h for h in CLASS_SUFFIX if h and (h != "pretraining" or family in ("BE", "AL", "EL"))
+    )
     for family in EVERY_TYPE
 }
 EVERY_HEAD = [(family, head) for family in FAMILIES for head in HEADS_OF[family]]
@@ -45,14 +53,25 @@ LENGTHS = (1, 2, 7, 16, 33)
 
 _COMMON = {"vocab_size": 97, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 _POST_NORM = {
-    "num_hidden_layers": 2, "max_position_embeddings": 42, "type_vocab_size": 2, "pad_token_id": 0,
-    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 42,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
 }
 _ROBERTA = {"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 _CHANGES = {
     "MB": {
-        "num_hidden_layers": 4, "local_attention": 8, "global_attn_every_n_layers": 3, "max_position_embeddings": 512,
-        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+        "num_hidden_layers": 4,
+        "local_attention": 8,
+        "global_attn_every_n_layers": 3,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
     },
     "BE": _POST_NORM,
     "RO": _POST_NORM | _ROBERTA,
@@ -65,7 +84,7 @@ _CHANGES = {
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """For test files to import: at these sizes a second thread only waits, 8 ms a call on a busy machine."""
+    """For test files to import: at these sizes a second thread only waits, up to 8 ms a call."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -74,12 +93,14 @@ def one_thread():
 
 def hf_config(family: str, **changes):
     """transformers' config of a tiny model."""
-    return getattr(transformers, f"{CLASS_PREFIX[family]}Config")(**_COMMON | _CHANGES[family] | changes)
+    return getattr(transformers, f"{CLASS_PREFIX[family]}Config")(
+        **_COMMON | _CHANGES[family] | changes
+    )
 
 
 @torch.no_grad()
 def randomise(model: nn.Module, seed: int = 0) -> None:
-    """Draw every parameter: matrices from N(0, 0.2), norm weights around 1, biases from N(0, 0.2)."""
+    """Draw every parameter from N(0, 0.2), norm weights around 1."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         drawn = torch.randn(parameter.shape, generator=generator) * 0.2
@@ -117,8 +138,10 @@ def _scratch() -> Path:
     return Path(folder.name)
 
 
-def hf_model(family: str, head: str | None = None, dtype=torch.float32, attention="eager", **changes):
-    """A fresh copy of transformers' model, in eval mode; the same weights for the same arguments."""
+def hf_model(
+    family: str, head: str | None = None, dtype=torch.float32, attention="eager", **changes
+):
+    """A fresh copy of transformers' model in eval mode; same arguments, same weights."""
     model = copy.deepcopy(_entry(family, head, changes)[0]).to(dtype)
     model.set_attn_implementation(attention)
     return model
@@ -129,7 +152,9 @@ def saved(family: str, head: str | None = None, **changes) -> Path:
     return _entry(family, head, changes)[1]
 
 
-def our_model(family: str, head: str | None = None, dtype=None, backend="auto", **changes) -> ef.Model:
+def our_model(
+    family: str, head: str | None = None, dtype=None, backend="auto", **changes
+) -> ef.Model:
     """Our model with the same weights, read from that folder."""
     files = {"rerank": "sequence_classification", "embedding": None}.get(head, head)
     return ef.load(saved(family, files, **changes), head=head, dtype=dtype, backend=backend)
@@ -158,7 +183,11 @@ def types(family: str, rows: int, columns: int) -> Tensor | None:
 def inputs(family: str, lengths=LENGTHS, columns: int | None = None) -> dict[str, Tensor]:
     """Keyword arguments of a padded call."""
     ids_BS, mask_BS = padded(family, lengths, columns)
-    given = {"input_ids": ids_BS, "attention_mask": mask_BS, "token_type_ids": types(family, *ids_BS.shape)}
+    given = {
+        "input_ids": ids_BS,
+        "attention_mask": mask_BS,
+        "token_type_ids": types(family, *ids_BS.shape),
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -175,9 +204,13 @@ def batch_of(arguments: dict[str, Tensor]) -> ef.Batch:
 
 
 def alone(model, arguments: dict[str, Tensor], b: int, **more):
-    """`model`'s output for the real tokens of row b by themselves. The mask may be anything but empty."""
+    """`model`'s output for the real tokens of row b by themselves."""
     real = arguments["attention_mask"][b] == 1
-    row = {name: value[b : b + 1, real] for name, value in arguments.items() if name != "attention_mask"}
+    row = {
+        name: value[b : b + 1, real]
+        for name, value in arguments.items()
+        if name != "attention_mask"
+    }
     return model(**row, **more)
 
 
@@ -188,7 +221,7 @@ def real_rows(x_BS: Tensor, mask_BS: Tensor) -> Tensor:
 
 @contextmanager
 def exact_modernbert():
-    """transformers' ModernBERT rounds rotary embedding and softmax to fp32; within this it computes in fp64."""
+    """transformers' ModernBERT rounds rotary angles and softmax to fp32; here it uses fp64."""
 
     def rotary(self, x, position_ids, layer_type):
         D = self.config.hidden_size // self.config.num_attention_heads
@@ -227,7 +260,7 @@ def exact(family: str, head: str | None = None, **changes):
 
 
 def targets(family: str, head: str | None, mask_BS: Tensor, classes: int = 3) -> dict[str, Tensor]:
-    """Label arguments of `head` for a padded call; token labels of padding are -100, each text has some."""
+    """Label arguments of `head` for a padded call; token labels of padding are -100."""
     B, S = mask_BS.shape
     b, t = torch.arange(B)[:, None], torch.arange(S)
     words_BS = torch.where((mask_BS == 1) & (t % 3 == 0), (7 * t + 5 * b) % 97, -100)
@@ -250,7 +283,11 @@ def targets(family: str, head: str | None, mask_BS: Tensor, classes: int = 3) ->
 
 def label_changes(head: str | None, classes: int = 3) -> dict:
     """Config changes that give a classifier `classes` outputs."""
-    return {"num_labels": classes} if head in ("sequence_classification", "token_classification") else {}
+    return (
+        {"num_labels": classes}
+        if head in ("sequence_classification", "token_classification")
+        else {}
+    )
 
 
 def packed_targets(labels: dict[str, Tensor], mask_BS: Tensor) -> dict[str, Tensor]:

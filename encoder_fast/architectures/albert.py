@@ -13,7 +13,7 @@ from encoder_fast.config import EncoderConfig, LayerPlan, Settings, require
 
 def config(s: Settings) -> EncoderConfig:
     """config.json of an ALBERT checkpoint -> `EncoderConfig`."""
-    layers, groups = s.need("num_hidden_layers"), s.get("num_hidden_groups", 1)
+    layers, groups = s.count("num_hidden_layers"), s.get("num_hidden_groups", 1)
     inner = s.get("inner_group_num", 1)
     require(
         "num_hidden_groups",

@@ -27,7 +27,7 @@ def config(s: Settings) -> EncoderConfig:
         architecture="electra",
         embedding_size=embedding_size,
         project_embeddings=embedding_size != fields["hidden_size"],
-        plan=tuple(LayerPlan(i) for i in range(s.need("num_hidden_layers"))),
+        plan=tuple(LayerPlan(i) for i in range(s.count("num_hidden_layers"))),
         classifier_dropout=s.get("classifier_dropout", fields["hidden_dropout"]),
         **fields,
     )

@@ -17,7 +17,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def _layer_types(s: Settings) -> list[str]:
     """Either spelling: `layer_types`, or every n-th layer global."""
     layers, types, every = (
-        s.need("num_hidden_layers"),
+        s.count("num_hidden_layers"),
         s.get("layer_types"),
         s.get("global_attn_every_n_layers"),
     )

@@ -17,7 +17,7 @@ def config(s: Settings) -> EncoderConfig:
     return EncoderConfig(
         architecture="roberta",
         embedding_size=fields["hidden_size"],
-        plan=tuple(LayerPlan(i) for i in range(s.need("num_hidden_layers"))),
+        plan=tuple(LayerPlan(i) for i in range(s.count("num_hidden_layers"))),
         classifier_dropout=s.get("classifier_dropout", fields["hidden_dropout"]),
         position_offset=fields["pad_token_id"],
         **fields,
