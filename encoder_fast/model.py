@@ -11,7 +11,8 @@ from encoder_fast.batch import Batch
 from encoder_fast.config import EncoderConfig
 from encoder_fast.encoder import Encoder
 from encoder_fast.heads import KINDS, Embedding, Rerank, Targets
-from encoder_fast.kernels.dispatch import BACKENDS, Ops, op_tables, why_not
+from encoder_fast.kernels import dispatch
+from encoder_fast.kernels.dispatch import Ops
 from encoder_fast.kernels.pool import check_pooling
 
 HEADS = (
@@ -264,10 +265,9 @@ def backends(model: Model) -> dict[str, dict]:
     """
     ops = model.ops
     report = {}
-    for op in op_tables():
-        reasons = {
-            name: why_not(op, name, ops.request) for name in BACKENDS if name != ops.chosen[op]
-        }
+    for op in dispatch.op_tables():
+        others = [name for name in dispatch.BACKENDS if name != ops.chosen[op]]
+        reasons = {name: dispatch.why_not(op, name, ops.request) for name in others}
         not_first = f"{ops.chosen[op]} was chosen first"
         report[op] = {
             "runs": ops.chosen[op],

@@ -45,6 +45,8 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return value
 
 
+# Tensors made under inference_mode could never be trained, and count no versions for packed copies.
+@torch.inference_mode(False)
 def load(
     path: str | Path,
     head: str | None = None,
@@ -106,6 +108,7 @@ def _has_pooler(reader: Reader) -> bool:
     return reader.has(f"{theirs}.weight")
 
 
+@torch.inference_mode(False)
 def from_config(
     values: dict,
     head: str | None = None,

@@ -14,7 +14,10 @@ from torch import Tensor
 from encoder_fast.kernels import _grouped
 
 _LIBRARY = torch.library.Library("encoder_fast", "DEF")
-_TAIL = "Tensor qkv, Tensor lengths, Tensor spans, Tensor columns, int half, float dropout_p, Tensor seed"
+_TAIL = (
+    "Tensor qkv, Tensor lengths, Tensor spans, Tensor columns, int half, float dropout_p, "
+    "Tensor seed"
+)
 _LIBRARY.define(f"attention({_TAIL}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _LIBRARY.define(
     f"attention_backward(Tensor grad, {_TAIL}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)

@@ -1,0 +1,183 @@
+"""How fast is each engine on this machine?
+
+    python benchmarks/run.py models                        all workloads, bf16, 2 threads
+    python benchmarks/run.py models --workloads 8x128 1x2048 --seconds 5
+    python benchmarks/run.py memory                        peak memory at 2048, 4096 and 8192 tokens
+
+ModernBERT-base's shape with random weights; the same weights, dtype, threads and inputs for
+everyone. A contender is timed only if its output on that very workload passes the accuracy check.
+The last line of output is JSON.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+
+def accuracy(outputs: dict, oracle, baseline: str) -> dict[str, str | None]:
+    """Why an output is not good enough: error against fp32 above 3x the baseline's, in the largest
+    or the RMS.
+    """
+    errors = {name: (x.float() - oracle).abs() for name, x in outputs.items()}
+    verdicts = {}
+    for name, error in errors.items():
+        largest = error.max() / errors[baseline].max()
+        rms = error.square().mean().sqrt() / errors[baseline].square().mean().sqrt()
+        good = outputs[name].isfinite().all() and largest <= 3 and rms <= 3
+        verdicts[name] = None if good else f"error {largest:.1f}x (rms {rms:.1f}x) the baseline's"
+    return verdicts
+
+
+def flops(config: dict, lengths: tuple[int, ...]) -> float:
+    """Multiplications and additions that the model needs for real tokens (window keys for local
+    layers).
+    """
+    W, F = config["hidden_size"], config["intermediate_size"]
+    layers, window = config["num_hidden_layers"], config["local_attention"] + 1
+    full = len(range(0, layers, config["global_attn_every_n_layers"]))
+    linear = layers * 2 * (4 * W * W + 3 * W * F)
+    keys = sum(n * (full * n + (layers - full) * min(n, window)) for n in lengths)
+    return linear * sum(lengths) + 4 * W * keys
+
+
+def one_workload(workload, calls: dict, oracle_call, options) -> dict:
+    """Check, race and report one workload."""
+    from contenders import BASELINE
+    from timing import CONTROL_FLOPS, Control, race
+
+    ids, mask = workload.padded(options.config["vocab_size"], options.config["pad_token_id"])
+    real = mask.bool()
+    outputs = {name: call(ids, mask)[real] for name, call in calls.items()}
+    verdicts = accuracy(outputs, oracle_call(ids, mask)[real], BASELINE)
+    del outputs
+    timed = {n: (lambda c=c: c(ids, mask)) for n, c in calls.items() if verdicts[n] is None}
+    result = race(timed, Control(options.torch_dtype), options.seconds, options.rounds)
+    roof = CONTROL_FLOPS / statistics.median(c for controls in result.controls for c in controls)
+    print(
+        f"\n{workload.name}: {len(workload.lengths)} texts, {workload.tokens} real tokens, "
+        f"{ids.numel()} slots; {len(result.steady())} of {len(result.controls)} rounds steady"
+    )
+    rows = {}
+    for name in calls:
+        if verdicts[name] is not None:
+            print(f"  {name:22s} not timed: {verdicts[name]}")
+            continue
+        seconds, ratios = result.median_seconds(name), result.ratios(name, BASELINE)
+        part = flops(options.config, workload.lengths) / seconds / roof
+        rows[name] = {
+            "ms": seconds * 1e3,
+            "tokens_per_s": workload.tokens / seconds,
+            "roof": part,
+            "ratio": statistics.median(ratios) if ratios else None,
+            "ratios": ratios,
+        }
+        ratio = "no ratio: no steady round"
+        if ratios:
+            low, high = ratios[len(ratios) // 4], ratios[3 * (len(ratios) - 1) // 4]
+            ratio = f"{statistics.median(ratios):5.2f}x [{low:.2f} to {high:.2f}]"
+        print(
+            f"  {name:22s} {seconds * 1e3:9.1f} ms {workload.tokens / seconds:8.0f} tokens/s "
+            f"{part:5.0%} of the matmul roof   {ratio}"
+        )
+    return rows
+
+
+def models(options) -> dict:
+    """Every workload for every contender that can take part."""
+    import torch
+    from contenders import BASELINE, CONTENDERS, OURS, modernbert_base_folder
+    from workloads import WORKLOADS
+
+    import encoder_fast as ef
+
+    unknown = set(options.workloads) - set(WORKLOADS)
+    if unknown:
+        sys.exit(f"--workloads: got {sorted(unknown)}, allowed are {list(WORKLOADS)}")
+    torch.set_num_threads(options.threads)
+    options.torch_dtype = getattr(torch, options.dtype)
+    report = {}
+    with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
+        folder = modernbert_base_folder(Path(scratch))
+        options.config = json.loads((folder / "config.json").read_text())
+        calls = {}
+        for name in options.contenders or (OURS, BASELINE):
+            reason = CONTENDERS[name].why_not()
+            if reason:
+                print(f"{name}: not run, {reason}")
+            else:
+                calls[name] = CONTENDERS[name].build(folder, options.torch_dtype)
+        if BASELINE not in calls:
+            sys.exit(f"{BASELINE} is what ratios refer to, and it cannot run")
+        exact = ef.load(folder, dtype=torch.float32, backend="torch")
+
+        def oracle(ids, mask):
+            return exact(ids, mask).last_hidden_state
+
+        for name in options.workloads or WORKLOADS:
+            report[name] = one_workload(WORKLOADS[name], calls, oracle, options)
+    return report
+
+
+def memory(options) -> dict:
+    """Peak memory by contender and length."""
+    import memory as probe
+    from contenders import BASELINE, OURS, modernbert_base_folder
+
+    if probe.why_not():
+        sys.exit(f"memory: {probe.why_not()}")
+    report = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = modernbert_base_folder(Path(scratch))
+        for name in options.contenders or (OURS, BASELINE):
+            for tokens in (2048, 4096, 8192):
+                found = probe.in_process_of_its_own(name, folder, tokens, options.dtype)
+                report[f"{name} 1x{tokens}"] = found
+                print(
+                    f"{name:22s} 1x{tokens:<5d} one forward adds {found['added_mib']:7.0f} MiB, "
+                    f"process peak {found['peak_mib']:7.0f} MiB",
+                    flush=True,
+                )
+    return report
+
+
+def environment() -> dict:
+    """What the numbers were measured on."""
+    import torch
+
+    cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [x.split(":")[1].strip() for x in cpu.splitlines() if x.startswith("model name")]
+    flags = [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f in cpu.split()]
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "flags": flags,
+        "cpu": names[0] if names else platform.processor(),
+        "machine": platform.machine(),
+    }
+
+
+def main() -> None:
+    sys.path.insert(0, str(Path(__file__).parent))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("suite", choices=("models", "memory"))
+    parser.add_argument("--workloads", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--contenders", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=20, help="time for each workload")
+    parser.add_argument("--rounds", type=int, default=3, help="least rounds of each workload")
+    options = parser.parse_args()
+    print(environment())
+    report = {"models": models, "memory": memory}[options.suite](options)
+    settings = {"dtype": options.dtype, "threads": options.threads}
+    print(json.dumps({"environment": environment(), "settings": settings, "results": report}))
+
+
+if __name__ == "__main__":
+    main()
