@@ -32,16 +32,17 @@ def accuracy(outputs: dict, oracle, baseline: str) -> dict[str, str | None]:
     return verdicts
 
 
-def flops(config: dict, lengths: tuple[int, ...]) -> float:
-    """Multiplications and additions that the model needs for real tokens (window keys for local
-    layers).
-    """
-    W, F = config["hidden_size"], config["intermediate_size"]
-    layers, window = config["num_hidden_layers"], config["local_attention"] + 1
-    full = len(range(0, layers, config["global_attn_every_n_layers"]))
-    linear = layers * 2 * (4 * W * W + 3 * W * F)
-    keys = sum(n * (full * n + (layers - full) * min(n, window)) for n in lengths)
-    return linear * sum(lengths) + 4 * W * keys
+def flops(config, lengths: tuple[int, ...]) -> int:
+    """Floating-point operations of the encoder for its real tokens, from the ops' own costs."""
+    from encoder_fast.kernels import attention, linear, mlp
+
+    T, W, H, D = sum(lengths), config.hidden_size, config.num_heads, config.head_width
+    total = 0
+    for layer in config.plan:
+        total += linear.cost(T, W, 3 * W, 2).flops + linear.cost(T, W, W, 2).flops
+        total += attention.cost(lengths, layer.half_window, H, D, 2).flops
+        total += mlp.cost(T, W, config.intermediate_size, config.gated_mlp, 2).flops
+    return total
 
 
 def one_workload(workload, calls: dict, oracle_call, options) -> dict:
@@ -49,7 +50,7 @@ def one_workload(workload, calls: dict, oracle_call, options) -> dict:
     from contenders import BASELINE
     from timing import CONTROL_FLOPS, Control, race
 
-    ids, mask = workload.padded(options.config["vocab_size"], options.config["pad_token_id"])
+    ids, mask = workload.padded(options.config.vocab_size, options.config.pad_token_id)
     real = mask.bool()
     outputs = {name: call(ids, mask)[real] for name, call in calls.items()}
     verdicts = accuracy(outputs, oracle_call(ids, mask)[real], BASELINE)
@@ -102,7 +103,6 @@ def models(options) -> dict:
     report = {}
     with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
         folder = modernbert_base_folder(Path(scratch))
-        options.config = json.loads((folder / "config.json").read_text())
         calls = {}
         for name in options.contenders or (OURS, BASELINE):
             reason = CONTENDERS[name].why_not()
@@ -113,6 +113,7 @@ def models(options) -> dict:
         if BASELINE not in calls:
             sys.exit(f"{BASELINE} is what ratios refer to, and it cannot run")
         exact = ef.load(folder, dtype=torch.float32, backend="torch")
+        options.config = exact.config
 
         def oracle(ids, mask):
             return exact(ids, mask).last_hidden_state

@@ -11,6 +11,7 @@ Memory bound: reads two rows and writes two per token.
 
 from torch import Tensor
 
+from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import fast_layer_norm, layer_norm, wide
 from encoder_fast.kernels.dispatch import Implementation
 
@@ -38,6 +39,11 @@ def torch_add_norm(
     """As `reference`; the sum is rounded to the dtype of `x_TW` before it is normalised."""
     s_TW = x_TW if residual_TW is None else x_TW + residual_TW
     return fast_layer_norm(s_TW, weight_W, bias_W, eps), s_TW
+
+
+def cost(T: int, W: int, itemsize: int) -> Cost:
+    """Reads two rows and writes two per token."""
+    return Cost(9 * T * W, 4 * T * W * itemsize)
 
 
 IMPLEMENTATIONS = {

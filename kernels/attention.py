@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_fast.kernels import _grouped, _traced
+from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._layout import Layout, visible
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -89,6 +90,19 @@ def torch_attention(
         return _traced.attend(qkv_T3HD, plan, half, dropout_p), None
     lse_TH = _grouped.log_sum_exp(qkv_T3HD, plan, half) if with_lse else None
     return _grouped.attend(qkv_T3HD, plan, half, dropout_p), lse_TH
+
+
+def visible_pairs(length: int, half: int | None) -> int:
+    """Query-key pairs of one sequence of `length` adjacent columns."""
+    if half is None or half >= length - 1:
+        return length * length
+    return length * (2 * half + 1) - half * (half + 1)
+
+
+def cost(lengths: tuple[int, ...], half: int | None, H: int, D: int, itemsize: int) -> Cost:
+    """Two products over visible pairs; queries, keys, values read and outputs written once."""
+    pairs = sum(visible_pairs(length, half) for length in lengths)
+    return Cost(4 * pairs * H * D, 4 * sum(lengths) * H * D * itemsize)
 
 
 IMPLEMENTATIONS = {

@@ -10,6 +10,7 @@ rows and writes one per token.
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import fast_layer_norm, layer_norm, wide
 from encoder_fast.kernels.dispatch import Implementation
 
@@ -70,6 +71,11 @@ def torch_embed(
         x_TE = x_TE + F.embedding(positions_T, position_PE, position_padding_idx)
     x_TE = x_TE.to(token_VE.dtype)
     return fast_layer_norm(x_TE, norm_weight_E, norm_bias_E, eps)
+
+
+def cost(T: int, E: int, tables: int, itemsize: int) -> Cost:
+    """Gather from `tables` tables, sum, norm, write `(T, E)` of `itemsize` bytes each."""
+    return Cost(T * E * (tables + 7), T * E * (tables + 1) * itemsize)
 
 
 IMPLEMENTATIONS = {

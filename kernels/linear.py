@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_fast.kernels import _onednn
+from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
 
@@ -22,6 +23,11 @@ def torch_linear(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tens
     if _onednn.usable(x_TW, weight_OW):
         return _onednn.linear(x_TW, weight_OW, bias_O)
     return F.linear(x_TW, weight_OW, bias_O)
+
+
+def cost(T: int, W: int, rows: int, itemsize: int) -> Cost:
+    """`(T, W)` x `(rows, W)`; the weight is read once."""
+    return Cost(2 * T * W * rows, (T * W + rows * W + T * rows) * itemsize)
 
 
 IMPLEMENTATIONS = {

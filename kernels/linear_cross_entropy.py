@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
 
@@ -175,6 +176,11 @@ def torch_linear_cross_entropy(
     return _LinearCrossEntropy.apply(
         x_NW, weight_VW, bias_V, labels_N, label_smoothing, z_loss, scale
     )
+
+
+def cost(N: int, W: int, V: int, itemsize: int) -> Cost:
+    """Forward only: the projection of `N` labelled rows and a softmax over its scores."""
+    return Cost(2 * N * W * V + 4 * N * V, (N * W + V * W) * itemsize)
 
 
 IMPLEMENTATIONS = {

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_fast.kernels import _onednn
+from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.activations import activation_function
 from encoder_fast.kernels.dispatch import Implementation
@@ -80,6 +81,12 @@ def torch_mlp(
     if dropout_p:
         h_TF = F.dropout(h_TF, dropout_p)
     return F.linear(h_TF, down_weight_WF, down_bias_W)
+
+
+def cost(T: int, W: int, F: int, gated: bool, itemsize: int) -> Cost:
+    """Both products; weights read once, the inner activation never leaves the chip."""
+    weights = (3 if gated else 2) * W * F
+    return Cost(2 * T * weights, (2 * T * W + weights) * itemsize)
 
 
 IMPLEMENTATIONS = {

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
 
@@ -115,6 +116,11 @@ def _divisor(mode: str, lengths_B1: Tensor) -> Tensor:
     if mode == "mean":
         return lengths_B1
     return lengths_B1.sqrt() if mode == "mean_sqrt_len" else lengths_B1 * (lengths_B1 + 1) / 2
+
+
+def cost(T: int, B: int, W: int, itemsize: int) -> Cost:
+    """Reads every token once, writes one fp32 row per sequence."""
+    return Cost(T * W, T * W * itemsize + 4 * B * W)
 
 
 IMPLEMENTATIONS = {

@@ -14,6 +14,7 @@ error at position 8191).
 import torch
 from torch import Tensor
 
+from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
 
@@ -85,6 +86,11 @@ def torch_rope(qkv_T3HD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return reference(qkv_T3HD, cos_TK, sin_TK)
     return _Rope.apply(qkv_T3HD, cos_TK, sin_TK)
+
+
+def cost(T: int, H: int, D: int, itemsize: int) -> Cost:
+    """Reads and writes queries and keys; cos and sin are fp32."""
+    return Cost(6 * T * H * D, 4 * T * H * D * itemsize + 4 * T * D)
 
 
 IMPLEMENTATIONS = {

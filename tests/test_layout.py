@@ -171,3 +171,8 @@ def test_no_second_kernels_or_triton():
 def test_no_binary_files_are_committed():
     binaries = [label(path) for path in tree_files() if b"\0" in path.read_bytes()[:8192]]
     assert not binaries, f"binary files in the tree: {binaries}"
+
+
+def test_every_op_states_its_cost():
+    for op in kernels.OPS:
+        assert callable(op.cost), op.__name__
