@@ -146,13 +146,31 @@ def ranges(
     return {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(present)}
 
 
+def split_sizes(sizes: Sequence[int], B: int) -> list[int]:
+    """Numbers of sequences that add up to B."""
+    if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
+        raise TypeError(f"sizes: got {sizes!r}, a list of ints needed")
+    for size in sizes:
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
+            raise TypeError(f"sizes: got {size!r} ({type(size).__name__}), ints needed")
+    if sum(sizes) != B or min(sizes, default=0) < 0:
+        raise ValueError(f"sizes: got {list(sizes)}, non-negative sizes with sum {B} needed")
+    return [int(size) for size in sizes]
+
+
 def same_kind(batches: Sequence) -> None:
     """Check that the batches can be joined."""
     if not batches:
         raise ValueError("batches: got none, at least one needed")
+    for other in batches:
+        if type(other) is not type(batches[0]) or not hasattr(other, "ids_T"):
+            raise TypeError(f"batches: got {type(other).__name__}, only Batch needed")
     for field in ("ids_T", "explicit_positions_T"):
         if len({getattr(b, field) is None for b in batches}) > 1:
             raise ValueError(f"batches: {field} is given in some and missing in others")
+    widths = {b.embeds_TE.shape[-1] for b in batches if b.embeds_TE is not None}
+    if len(widths) > 1:
+        raise ValueError(f"batches: got inputs_embeds of widths {sorted(widths)}, one width needed")
     devices = {b.device for b in batches}
     if len(devices) > 1:
         raise ValueError(f"batches: got devices {sorted(map(str, devices))}, one device needed")

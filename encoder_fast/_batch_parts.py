@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,29 +17,31 @@ if TYPE_CHECKING:
 def cu_seqlens(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """int32 offsets `(B+1,)` of sequences with these lengths."""
     ends = torch.tensor((0, *lengths), dtype=torch.int64).cumsum(0)
-    return ends.to(device=device, dtype=torch.int32)
+    return ends.to(torch.int32).to(device, non_blocking=True)
 
 
 def repeat(values_B: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Each sequence's value, once per token; the host lengths spare a synchronisation."""
-    counts = torch.tensor(lengths, dtype=torch.int64).to(values_B.device)
+    counts = torch.tensor(lengths, dtype=torch.int64).to(values_B.device, non_blocking=True)
     return torch.repeat_interleave(values_B, counts, output_size=sum(lengths))
 
 
 def split(batch: "Batch", sizes: Sequence[int]) -> tuple["Batch", ...]:
     """See `Batch.split`."""
-    if sum(sizes) != batch.B or min(sizes, default=0) < 0:
-        raise ValueError(f"sizes: got {list(sizes)}, non-negative sizes with sum {batch.B} needed")
-    found, b = [], 0
-    for size in sizes:
-        found.append(_slice(batch, b, b + size))
-        b += size
-    return tuple(found)
+    ends = list(accumulate(check.split_sizes(sizes, batch.B), initial=0))
+    tokens = list(accumulate(batch.lengths, initial=0))
+    slots = list(accumulate(batch.source_lengths, initial=0))
+    return tuple(
+        _slice(batch, (b0, b1), (tokens[b0], tokens[b1]), (slots[b0], slots[b1]))
+        for b0, b1 in pairwise(ends)
+    )
 
 
-def _slice(batch: "Batch", b0: int, b1: int) -> "Batch":
-    t0, t1 = sum(batch.lengths[:b0]), sum(batch.lengths[:b1])
-    r0, r1 = sum(batch.source_lengths[:b0]), sum(batch.source_lengths[:b1])
+def _slice(
+    batch: "Batch", texts: tuple[int, int], tokens: tuple[int, int], slots: tuple[int, int]
+) -> "Batch":
+    """Sequences b0 to b1, which are the tokens t0 to t1 and the source slots r0 to r1."""
+    (b0, b1), (t0, t1), (r0, r1) = texts, tokens, slots
 
     def rows(x: Tensor | None) -> Tensor | None:
         return None if x is None else x[t0:t1]
@@ -83,7 +86,7 @@ def _sources(batches: Sequence["Batch"]) -> tuple[Tensor | None, Tensor | None]:
 def concat(batches: Sequence["Batch"]) -> "Batch":
     """See `Batch.concat`."""
     check.same_kind(batches)
-    lengths = sum((b.lengths for b in batches), ())
+    lengths = tuple(chain.from_iterable(b.lengths for b in batches))
     types_T = None
     if any(b.types_T is not None for b in batches):
         zeros = torch.zeros_like
@@ -102,10 +105,10 @@ def concat(batches: Sequence["Batch"]) -> "Batch":
         types_T=types_T,
         explicit_positions_T=positions_T,
         lengths=lengths,
-        spans=sum((b.spans for b in batches), ()),
+        spans=tuple(chain.from_iterable(b.spans for b in batches)),
         padded_length=max(b.padded_length for b in batches),
         source_ids_R=source_ids_R,
         source_rows_T=source_rows_T,
-        source_lengths=sum((b.source_lengths for b in batches), ()),
+        source_lengths=tuple(chain.from_iterable(b.source_lengths for b in batches)),
         ranges=check.ranges(ids_T, types_T, positions_T, columns_T),
     )

@@ -54,13 +54,13 @@ class Batch:
 
     def __post_init__(self):
         for name in ("lengths", "spans", "source_lengths"):
-            values = torch.tensor(getattr(self, name), dtype=torch.int64)
+            values = torch.tensor(getattr(self, name), dtype=torch.int64, device="cpu")
             object.__setattr__(self, f"{name}_B", values)
 
     @property
     def B(self) -> int:
         """Number of sequences."""
-        return len(self.lengths)
+        return self.cu_seqlens.shape[0] - 1
 
     @property
     def T(self) -> int:

@@ -3,7 +3,6 @@ treated as hostile.
 """
 
 import json
-import pickle
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from torch import Tensor
 from encoder_fast.errors import ConfigError, WeightsError
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+READING = (SafetensorError, RuntimeError, OSError, ValueError)
+"""What reading a safetensors file raises."""
 TEXT_FILES = ["*.json", "*.txt", "*.model", "*/*.json"]
 
 
@@ -110,36 +111,38 @@ class TensorFiles:
         with _one_sentence(file):
             return handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
 
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of one tensor, whose values stay in the file."""
+        file, handle = self.source[name]
+        if isinstance(handle, dict):
+            return handle[name].dtype
+        with _one_sentence(file):
+            shape = handle.get_slice(name).get_shape()
+            return (handle.get_slice(name)[:0] if shape else handle.get_tensor(name)).dtype
+
 
 @contextmanager
-def _one_sentence(file: Path) -> Iterator[None]:
+def _one_sentence(file: Path, caught: tuple[type[Exception], ...] = READING) -> Iterator[None]:
     try:
         yield
-    except (
-        SafetensorError,
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        OSError,
-        ValueError,
-    ) as error:
-        if isinstance(error, WeightsError):
-            raise
-        first_line = str(error).strip().split("\n")[0]
+    except caught as error:
+        first_line = str(error).strip().split("\n")[0] or type(error).__name__
         raise WeightsError(f"{file}: corrupt, truncated or unsafe ({first_line})") from error
 
 
 def _open(file: Path) -> tuple[list[str], object]:
-    with _one_sentence(file):
-        if file.suffix == ".safetensors":
+    if file.suffix == ".safetensors":
+        with _one_sentence(file):
             handle = safe_open(file, framework="pt", device="cpu")
             return list(handle.keys()), handle
-        # weights_only refuses every pickled object that is not a tensor: no code of the file runs.
+    # weights_only refuses every pickled object that is not a tensor: no code of the file runs. A
+    # damaged file can make it raise anything.
+    with _one_sentence(file, (Exception,)):
         tensors = torch.load(file, map_location="cpu", weights_only=True)
-        if not isinstance(tensors, dict) or not all(
-            isinstance(t, Tensor) for t in tensors.values()
-        ):
-            raise WeightsError(
-                f"{file}: got {type(tensors).__name__}, a dictionary of tensors needed"
-            )
-        return list(tensors), tensors
+    if not isinstance(tensors, dict):
+        raise WeightsError(f"{file}: got {type(tensors).__name__}, a dictionary of tensors needed")
+    for name, value in tensors.items():
+        plain = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+        if not isinstance(name, str) or not plain:
+            raise WeightsError(f"{file}: got no plain tensor at {name!r}, only named ones needed")
+    return list(tensors), tensors

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         known = isinstance(error, _INPUT_ERRORS)
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = _sentence(error)
         if not known:
             text = f"{type(error).__name__}: {text} (--debug shows where)"
         return _fail(args, text, 2 if known else 1)
@@ -84,6 +84,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.command is None:
         parser.error(f"name a command: {', '.join(COMMANDS)}")
     return args
+
+
+def _sentence(error: Exception) -> str:
+    """One line without Python's "[Errno 2]"."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        text = f"{error.filename or repr(error.filename)}: {error.strerror}"
+    return " ".join(text.split()) or type(error).__name__
 
 
 def _fail(args: argparse.Namespace, text: str, status: int) -> int:

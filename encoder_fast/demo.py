@@ -175,6 +175,12 @@ def _first_line(text: str) -> str:
     return line if len(line) <= 60 else f"{line[:57]}..."
 
 
+def _count(word: str) -> int:
+    if not word.isdecimal() or int(word) == 0:
+        raise argparse.ArgumentTypeError(f"got {word!r}, a positive whole number needed")
+    return int(word)
+
+
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m encoder_fast.demo",
@@ -183,10 +189,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--passages", type=int, default=2000, help="passages to search, at most")
-    add("--compared", type=int, default=300, help="passages compared with transformers")
-    add("--raced", type=int, default=256, help="passages in each timed block")
-    add("--rounds", type=int, default=7, help="timed rounds, at most")
+    add("--passages", type=_count, default=2000, help="passages to search, at most")
+    add("--compared", type=_count, default=300, help="passages compared with transformers")
+    add("--raced", type=_count, default=256, help="passages in each timed block")
+    add("--rounds", type=_count, default=7, help="timed rounds, at most")
     add("--seconds", type=float, default=75, help="no new round after so long")
     return parser.parse_args(argv)
 

@@ -9,21 +9,32 @@ from encoder_fast.config import EncoderConfig
 from encoder_fast.kernels.dispatch import Ops
 
 
-class Norm(nn.Module):
-    """Parameters of a LayerNorm; the ops compute it."""
+class Linear(nn.Linear):
+    """Parameters of a linear layer `(width, out)`; the ops compute it on `(T, width)`."""
 
-    def __init__(self, width: int, eps: float, bias: bool):
+    def __init__(self, ops: Ops, width: int, out: int, bias: bool = True):
+        super().__init__(width, out, bias=bias)
+        self.ops = ops
+
+    def forward(self, x_TW: Tensor) -> Tensor:
+        return self.ops.linear(x_TW, self.weight, self.bias)
+
+
+class Norm(nn.Module):
+    """Parameters of a LayerNorm of `width`; the ops compute it on `(T, width)`."""
+
+    def __init__(self, ops: Ops, width: int, eps: float, bias: bool):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-        self.eps = eps
+        self.ops, self.eps = ops, eps
 
     def parts(self) -> tuple[Tensor, Tensor | None, float]:
         """weight, bias, eps: the tail of the arguments of `add_norm` and `embed`."""
         return self.weight, self.bias, self.eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+    def forward(self, x_TW: Tensor) -> Tensor:
+        return self.ops.add_norm(x_TW, None, *self.parts())[0]
 
 
 def token_positions(batch: Batch, config: EncoderConfig) -> Tensor:
@@ -43,7 +54,7 @@ def token_positions(batch: Batch, config: EncoderConfig) -> Tensor:
         return batch.columns_T + (pad + 1)
     source_R = batch.ids_T if batch.source_ids_R is None else batch.source_ids_R
     counts_R = (source_R != pad).cumsum(0)
-    lengths = batch.source_lengths_B.to(source_R.device)
+    lengths = batch.source_lengths_B.to(source_R.device, non_blocking=True)
     starts = lengths.cumsum(0) - lengths
     before = F.pad(counts_R, (1, 0))[starts]
     counts_R = counts_R - torch.repeat_interleave(before, lengths, output_size=source_R.shape[0])
@@ -72,8 +83,8 @@ class Embeddings(nn.Module):
             None if config.position_rows is None else nn.Embedding(config.position_rows, E)
         )
         self.token_type = nn.Embedding(config.type_rows, E) if config.type_rows else None
-        self.norm = Norm(E, config.norm_eps, config.norm_bias)
-        self.project = nn.Linear(E, config.hidden_size) if config.project_embeddings else None
+        self.norm = Norm(ops, E, config.norm_eps, config.norm_bias)
+        self.project = Linear(ops, E, config.hidden_size) if config.project_embeddings else None
 
     def check(self, batch: Batch) -> None:
         """Raise a `ValueError` naming the argument if a table would be read outside its rows."""
@@ -95,7 +106,11 @@ class Embeddings(nn.Module):
             raise ValueError(
                 f"input_ids: got device {batch.device}, the model is on {self.token.weight.device}"
             )
-        if c.position_rows is not None:
+        if c.position_rows is None:
+            positions = batch.ranges.get("position_ids", (0, 0))
+            if positions[0] < 0:
+                raise ValueError(f"position_ids: got {positions[0]}, allowed are 0 and above")
+        else:
             self._check_positions(batch)
 
     def _check_positions(self, batch: Batch) -> None:

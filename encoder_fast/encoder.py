@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from encoder_fast.batch import Batch
 from encoder_fast.config import EncoderConfig
-from encoder_fast.embeddings import Embeddings, Norm, token_positions
+from encoder_fast.embeddings import Embeddings, Linear, Norm, token_positions
 from encoder_fast.kernels.dispatch import Ops
 from encoder_fast.kernels.rope import rope_tables
 from encoder_fast.layers import PostNormLayer, PreNormLayer, Shared
@@ -27,10 +27,11 @@ class Encoder(nn.Module):
         count = range(config.num_layer_weights)
         if config.pre_norm:
             self.layers = nn.ModuleList(PreNormLayer(config, ops, first=w == 0) for w in count)
-            self.final_norm = Norm(config.hidden_size, config.norm_eps, config.norm_bias)
+            self.final_norm = Norm(ops, config.hidden_size, config.norm_eps, config.norm_bias)
         else:
             self.layers = nn.ModuleList(PostNormLayer(config, ops) for _ in count)
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if pooler else None
+        W = config.hidden_size
+        self.pooler = Linear(ops, W, W) if pooler else None
 
     def forward(
         self, batch: Batch, keep_states: bool = False

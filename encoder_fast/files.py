@@ -24,7 +24,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         raise FileNotFoundError(f"cannot write {path}: there is no folder {target.parent}")
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     # Created here so that the mode follows the umask and nobody else's file is opened.
-    temporary.touch(exist_ok=False)
+    try:
+        temporary.touch(exist_ok=False)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write: {error.strerror}", str(path)) from None
     try:
         if target.exists():
             shutil.copymode(target, temporary)

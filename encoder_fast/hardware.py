@@ -84,6 +84,19 @@ def gpus() -> list[dict]:
     return found
 
 
+def usable_device(device):
+    """A torch device from its name; ValueError where this machine cannot compute on it."""
+    import torch
+
+    try:
+        found = torch.device(device)
+        torch.empty(1, device=found).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise ValueError(f"device: got {device!r}, not usable here: {reason}") from None
+    return found
+
+
 def fastest_dtype(device) -> tuple[str, str]:
     """Name of the smallest dtype that `device` multiplies natively -> (name, reason)."""
     import torch

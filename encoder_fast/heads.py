@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from encoder_fast.batch import Batch
 from encoder_fast.config import EncoderConfig
-from encoder_fast.embeddings import Norm
+from encoder_fast.embeddings import Linear, Norm
 from encoder_fast.encoder import Encoder
 from encoder_fast.kernels.activations import activation_function
+from encoder_fast.kernels.dispatch import Ops
 from encoder_fast.losses import IGNORE, binary_token_loss, cross_entropy, sequence_loss, span_loss
 
 
@@ -33,15 +34,22 @@ class Targets:
 
 
 class Transform(nn.Module):
-    """dense, activation, and a norm where the family has one."""
+    """dense, activation, and a norm where the family has one: `(N, width)` -> `(N, out)`."""
 
     def __init__(
-        self, width: int, out: int, activation: str, eps: float | None, bias=True, norm_bias=True
+        self,
+        ops: Ops,
+        width: int,
+        out: int,
+        activation: str,
+        eps: float | None,
+        bias: bool = True,
+        norm_bias: bool = True,
     ):
         super().__init__()
-        self.dense = nn.Linear(width, out, bias=bias)
+        self.dense = Linear(ops, width, out, bias=bias)
         self.activation = activation_function(activation)
-        self.norm = None if eps is None else Norm(out, eps, norm_bias)
+        self.norm = None if eps is None else Norm(ops, out, eps, norm_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.activation(self.dense(x))
@@ -66,14 +74,19 @@ class MaskedLM(nn.Module):
     token_fill: ClassVar[dict] = {"logits": 0.0}
 
     def __init__(
-        self, c: EncoderConfig, activation: str, dense_bias: bool = True, decoder_bias: bool = True
+        self,
+        ops: Ops,
+        c: EncoderConfig,
+        activation: str,
+        dense_bias: bool = True,
+        decoder_bias: bool = True,
     ):
         super().__init__()
         self.transform = Transform(
-            c.hidden_size, c.embedding_size, activation, c.norm_eps, dense_bias, c.norm_bias
+            ops, c.hidden_size, c.embedding_size, activation, c.norm_eps, dense_bias, c.norm_bias
         )
         self.bias = nn.Parameter(torch.zeros(c.vocab_size)) if decoder_bias else None
-        tied = c.hf.get("tie_word_embeddings", True)
+        tied = c.tie_word_embeddings
         self.decoder = None if tied else nn.Linear(c.embedding_size, c.vocab_size, bias=False)
 
     def table(self, encoder: Encoder) -> Tensor:
@@ -93,17 +106,18 @@ class MaskedLM(nn.Module):
         # With labels, the scores of every token are only computed when asked for: (T, V) can exceed
         # the model.
         if targets.want_logits or (targets.want_logits is None and targets.labels is None):
-            results["logits"] = F.linear(self.transform(x_TW), self.table(encoder), self.bias)
+            h_TE = self.transform(x_TW)
+            results["logits"] = encoder.ops.linear(h_TE, self.table(encoder), self.bias)
         return results
 
 
 class PairPretraining(MaskedLM):
     """BERT's masked words and next sentence; ALBERT's masked words and sentence order."""
 
-    def __init__(self, c: EncoderConfig, activation: str, dropout: float = 0.0):
-        super().__init__(c, activation)
+    def __init__(self, ops: Ops, c: EncoderConfig, activation: str, dropout: float = 0.0):
+        super().__init__(ops, c, activation)
         self.dropout = dropout
-        self.pair = nn.Linear(c.hidden_size, 2)
+        self.pair = Linear(ops, c.hidden_size, 2)
 
     def forward(self, x_TW: Tensor, batch: Batch, encoder: Encoder, targets: Targets) -> dict:
         results = super().forward(x_TW, batch, encoder, targets)
@@ -124,6 +138,7 @@ class _Classifier(nn.Module):
 
     def __init__(
         self,
+        ops: Ops,
         c: EncoderConfig,
         outputs: int,
         transform: str | None = None,
@@ -134,9 +149,11 @@ class _Classifier(nn.Module):
         super().__init__()
         eps = c.norm_eps if transform_norm else None
         W = c.hidden_size
-        self.transform = transform and Transform(W, W, transform, eps, transform_bias, c.norm_bias)
+        self.transform = transform and Transform(
+            ops, W, W, transform, eps, transform_bias, c.norm_bias
+        )
         self.dropout, self.input_dropout = c.classifier_dropout, input_dropout
-        self.out = nn.Linear(W, outputs)
+        self.out = Linear(ops, W, outputs)
 
     def classify(self, x: Tensor) -> Tensor:
         if self.transform is not None:
@@ -153,8 +170,8 @@ class SequenceClassification(_Classifier):
 
     token_fill: ClassVar[dict] = {}
 
-    def __init__(self, c: EncoderConfig, **options):
-        super().__init__(c, c.num_labels, **options)
+    def __init__(self, ops: Ops, c: EncoderConfig, **options):
+        super().__init__(ops, c, c.num_labels, **options)
         self.pooling, self.problem_type = c.classifier_pooling, c.problem_type
 
     def scores(self, x_TW: Tensor, batch: Batch, encoder: Encoder) -> Tensor:
@@ -172,19 +189,20 @@ class SequenceClassification(_Classifier):
 
 
 class Rerank(SequenceClassification):
-    """A cross-encoder: one logit per pair and its sigmoid; labels in 0..1 give binary
-    cross-entropy.
+    """A cross-encoder: one logit per pair, and its score by the activation that the checkpoint
+    names (a sigmoid where it names none); labels in 0..1 give binary cross-entropy.
     """
 
-    def __init__(self, c: EncoderConfig, **options):
+    def __init__(self, ops: Ops, c: EncoderConfig, **options):
         if c.num_labels != 1:
             raise ValueError(f"num_labels: got {c.num_labels}, head 'rerank' needs 1")
-        super().__init__(c, **options)
+        super().__init__(ops, c, **options)
         self.problem_type = c.problem_type or "multi_label_classification"
+        self.activation = getattr(nn, c.score_kind)()
 
     def forward(self, x_TW: Tensor, batch: Batch, encoder: Encoder, targets: Targets) -> dict:
         results = super().forward(x_TW, batch, encoder, targets)
-        return results | {"scores": results["logits"][:, 0].float().sigmoid()}
+        return results | {"scores": self.activation(results["logits"][:, 0].float())}
 
 
 class TokenClassification(_Classifier):
@@ -192,8 +210,8 @@ class TokenClassification(_Classifier):
 
     token_fill: ClassVar[dict] = {"logits": 0.0}
 
-    def __init__(self, c: EncoderConfig, **options):
-        super().__init__(c, c.num_labels, **options)
+    def __init__(self, ops: Ops, c: EncoderConfig, **options):
+        super().__init__(ops, c, c.num_labels, **options)
 
     def forward(self, x_TW: Tensor, batch: Batch, encoder: Encoder, targets: Targets) -> dict:
         results = {"logits": self.classify(x_TW)}
@@ -209,8 +227,8 @@ class QuestionAnswering(_Classifier):
 
     token_fill: ClassVar[dict] = {"start_logits": "lowest", "end_logits": "lowest"}
 
-    def __init__(self, c: EncoderConfig, **options):
-        super().__init__(c, 2, **options)
+    def __init__(self, ops: Ops, c: EncoderConfig, **options):
+        super().__init__(ops, c, 2, **options)
         if self.transform is None:
             self.dropout = 0.0
 
@@ -236,10 +254,10 @@ class ReplacedTokenDetection(nn.Module):
 
     token_fill: ClassVar[dict] = {"logits": 0.0}
 
-    def __init__(self, c: EncoderConfig):
+    def __init__(self, ops: Ops, c: EncoderConfig):
         super().__init__()
-        self.transform = Transform(c.hidden_size, c.hidden_size, c.activation, None)
-        self.out = nn.Linear(c.hidden_size, 1)
+        self.transform = Transform(ops, c.hidden_size, c.hidden_size, c.activation, None)
+        self.out = Linear(ops, c.hidden_size, 1)
 
     def forward(self, x_TW: Tensor, batch: Batch, encoder: Encoder, targets: Targets) -> dict:
         results = {"logits": self.out(self.transform(x_TW))[:, 0]}
@@ -257,7 +275,7 @@ class Embedding(nn.Module):
 
     token_fill: ClassVar[dict] = {}
 
-    def __init__(self, c: EncoderConfig, pooling: str = "mean", normalize: bool = False):
+    def __init__(self, pooling: str = "mean", normalize: bool = False):
         super().__init__()
         self.pooling, self.normalize = pooling, normalize
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoder_fast.config import EncoderConfig, LayerPlan
-from encoder_fast.embeddings import Norm
+from encoder_fast.embeddings import Linear, Norm
 from encoder_fast.kernels.dispatch import Ops
 
 
@@ -29,29 +29,27 @@ class Shared:
 
 
 class Attention(nn.Module):
-    """Projections around the attention op."""
+    """Projections around the attention op: `(T, W)` -> `(T, W)`, without the residual."""
 
     def __init__(self, config: EncoderConfig, ops: Ops):
         super().__init__()
         self.ops, self.heads = ops, config.num_heads
         self.dropout = config.attention_dropout
         W = config.hidden_size
-        self.qkv = nn.Linear(W, 3 * W, bias=config.attention_bias)
-        self.out = nn.Linear(W, W, bias=config.attention_bias)
+        self.qkv = Linear(ops, W, 3 * W, bias=config.attention_bias)
+        self.out = Linear(ops, W, W, bias=config.attention_bias)
 
     def forward(self, x_TW: Tensor, layer: LayerPlan, shared: Shared) -> Tensor:
-        qkv_T3HD = self.ops.linear(x_TW, self.qkv.weight, self.qkv.bias).unflatten(
-            -1, (3, self.heads, -1)
-        )
+        qkv_T3HD = self.qkv(x_TW).unflatten(-1, (3, self.heads, -1))
         if layer.rope_theta is not None:
             qkv_T3HD = self.ops.rope(qkv_T3HD, *shared.rope_tables[layer.rope_theta])
         dropout_p = self.dropout if self.training else 0.0
         o_THD, _ = self.ops.attention(qkv_T3HD, shared.attention_plan, layer.half_window, dropout_p)
-        return self.ops.linear(o_THD.flatten(1), self.out.weight, self.out.bias)
+        return self.out(o_THD.flatten(1))
 
 
 class Mlp(nn.Module):
-    """Parameters of the feed-forward op."""
+    """Parameters of the feed-forward op: `(T, W)` -> `(T, W)`, without the residual."""
 
     def __init__(self, config: EncoderConfig, ops: Ops):
         super().__init__()
@@ -75,20 +73,20 @@ class Mlp(nn.Module):
 
 
 class PostNormLayer(nn.Module):
-    """BERT's layer."""
+    """BERT's layer (arXiv 1810.04805), for BERT, RoBERTa, ALBERT and ELECTRA."""
 
     def __init__(self, config: EncoderConfig, ops: Ops):
         super().__init__()
         self.ops = ops
-        self.attention_dropout, self.mlp_dropout = config.hidden_dropout, config.mlp_output_dropout
+        self.output_dropout, self.mlp_dropout = config.hidden_dropout, config.mlp_output_dropout
         self.attention = Attention(config, ops)
-        self.attention_norm = Norm(config.hidden_size, config.norm_eps, config.norm_bias)
+        self.attention_norm = Norm(ops, config.hidden_size, config.norm_eps, config.norm_bias)
         self.mlp = Mlp(config, ops)
-        self.mlp_norm = Norm(config.hidden_size, config.norm_eps, config.norm_bias)
+        self.mlp_norm = Norm(ops, config.hidden_size, config.norm_eps, config.norm_bias)
 
     def forward(self, x_TW: Tensor, layer: LayerPlan, shared: Shared) -> Tensor:
         """`(T, W)` -> `(T, W)`."""
-        a_TW = F.dropout(self.attention(x_TW, layer, shared), self.attention_dropout, self.training)
+        a_TW = F.dropout(self.attention(x_TW, layer, shared), self.output_dropout, self.training)
         x_TW, _ = self.ops.add_norm(a_TW, x_TW, *self.attention_norm.parts())
         m_TW = F.dropout(self.mlp(x_TW), self.mlp_dropout, self.training)
         x_TW, _ = self.ops.add_norm(m_TW, x_TW, *self.mlp_norm.parts())
@@ -96,23 +94,23 @@ class PostNormLayer(nn.Module):
 
 
 class PreNormLayer(nn.Module):
-    """ModernBERT's layer. `attention_norm` is applied by the layer before; the first layer has
-    none.
+    """ModernBERT's layer (arXiv 2412.13663). `attention_norm` is applied by the layer before; the
+    first layer has none.
     """
 
     def __init__(self, config: EncoderConfig, ops: Ops, first: bool):
         super().__init__()
-        self.ops, self.attention_dropout = ops, config.hidden_dropout
-        width_eps_bias = config.hidden_size, config.norm_eps, config.norm_bias
-        self.attention_norm = None if first else Norm(*width_eps_bias)
+        self.ops, self.output_dropout = ops, config.hidden_dropout
+        norm = ops, config.hidden_size, config.norm_eps, config.norm_bias
+        self.attention_norm = None if first else Norm(*norm)
         self.attention = Attention(config, ops)
-        self.mlp_norm = Norm(*width_eps_bias)
+        self.mlp_norm = Norm(*norm)
         self.mlp = Mlp(config, ops)
 
     def forward(
         self, h_TW: Tensor, s_TW: Tensor, layer: LayerPlan, shared: Shared, next_norm: Norm
     ) -> tuple[Tensor, Tensor]:
         """`(h, s)` -> `(next_norm(s'), s')`, all `(T, W)`."""
-        a_TW = F.dropout(self.attention(h_TW, layer, shared), self.attention_dropout, self.training)
+        a_TW = F.dropout(self.attention(h_TW, layer, shared), self.output_dropout, self.training)
         h_TW, s_TW = self.ops.add_norm(a_TW, s_TW, *self.mlp_norm.parts())
         return self.ops.add_norm(self.mlp(h_TW), s_TW, *next_norm.parts())

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from encoder_fast import _label_checks as check
 from encoder_fast.architectures import by_name
 from encoder_fast.batch import Batch
 from encoder_fast.config import EncoderConfig
@@ -66,11 +67,17 @@ class Output:
         return tuple(v for v in values if v is not None)
 
     def __getitem__(self, key: int | str) -> Any:
-        return getattr(self, key) if isinstance(key, str) else self.to_tuple()[key]
+        if isinstance(key, int | slice):
+            return self.to_tuple()[key]
+        names = {f.name for f in fields(self)}
+        names |= {name for name, value in vars(Output).items() if isinstance(value, property)}
+        if key not in names:
+            raise KeyError(f"key: got {key!r}, one of {sorted(names)} needed")
+        return getattr(self, key)
 
 
 def build_head(
-    config: EncoderConfig, name: str | None, options: dict | None = None
+    ops: Ops, config: EncoderConfig, name: str | None, options: dict | None = None
 ) -> nn.Module | None:
     """The head module called `name`.
 
@@ -82,7 +89,7 @@ def build_head(
     if name not in HEADS:
         raise ValueError(f"head: got {name!r}, allowed are {(None, *HEADS)}")
     if name == "embedding":
-        return Embedding(config, **(options or {}))
+        return Embedding(**(options or {}))
     heads = by_name(config.architecture).heads
     spec = heads.get("sequence_classification" if name == "rerank" else name)
     if spec is None:
@@ -91,7 +98,7 @@ def build_head(
             "'rerank' and 'embedding'"
         )
     kind = Rerank if name == "rerank" else KINDS[spec.kind]
-    return kind(config, **spec.options(config))
+    return kind(ops, config, **spec.options(config))
 
 
 class Model(nn.Module):
@@ -116,7 +123,7 @@ class Model(nn.Module):
         super().__init__()
         self.config, self.head_name = config, head_name
         self.encoder = Encoder(config, ops, pooler)
-        self.head = build_head(config, head_name, head_options)
+        self.head = build_head(ops, config, head_name, head_options)
 
     @property
     def ops(self) -> Ops:
@@ -173,9 +180,9 @@ class Model(nn.Module):
         batch, padded = self._batch(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
         )
-        pair = next_sentence_label if sentence_order_label is None else sentence_order_label
-        targets = self._targets(batch, padded, labels, pair, start_positions, end_positions)
-        targets = Targets(**targets, num_items=num_items_in_batch, want_logits=return_logits)
+        given = {"labels": labels} | check.one_pair(next_sentence_label, sentence_order_label)
+        given |= {"start_positions": start_positions, "end_positions": end_positions}
+        targets = self._targets(batch, padded, given, num_items_in_batch, return_logits)
         x_TW, states = self.encoder(batch, output_hidden_states)
         results = {} if self.head is None else self.head(x_TW, batch, self.encoder, targets)
         fills = {} if self.head is None else self.head.token_fill
@@ -209,32 +216,34 @@ class Model(nn.Module):
             raise ValueError(f"{given[0]}: got a tensor beside a Batch, which already carries it")
         return input_ids, False
 
-    def _targets(self, batch: Batch, padded: bool, labels, pair, starts, ends) -> dict:
+    def _targets(self, batch: Batch, padded: bool, given: dict, num_items, want_logits) -> Targets:
         """Labels in packed form, after checking that this head takes them."""
+        check.tensors(given)
+        check.num_items(num_items)
+        (pair_name,) = given.keys() & {"next_sentence_label", "sentence_order_label"}
         takes = {
             "labels": self.head is not None
             and self.head_name not in ("embedding", "question_answering"),
-            "next_sentence_label or sentence_order_label": hasattr(self.head, "pair"),
+            pair_name: hasattr(self.head, "pair"),
             "start_positions": self.head_name == "question_answering",
             "end_positions": self.head_name == "question_answering",
         }
-        for (name, taken), value in zip(takes.items(), (labels, pair, starts, ends), strict=True):
-            if value is not None and not taken:
+        for name, taken in takes.items():
+            if given[name] is not None and not taken:
                 raise ValueError(
                     f"{name}: got labels, but head {self.head_name!r} takes none of that name"
                 )
+        labels, pair = given["labels"], given.pop(pair_name)
+        if pair is not None:
+            check.classes_of(pair_name, pair, batch.B, 2)
         if labels is not None and "logits" in self.head.token_fill:
             wanted = (batch.B, batch.padded_length) if padded else (batch.T,)
             if tuple(labels.shape) != wanted:
                 raise ValueError(f"labels: got shape {tuple(labels.shape)}, {wanted} needed")
             labels = batch.pack(labels) if padded else labels
             labels = labels.to(batch.device)
-        return {
-            "labels": labels,
-            "pair_labels": pair,
-            "start_positions": starts,
-            "end_positions": ends,
-        }
+        given |= {"labels": labels, "pair_labels": pair}
+        return Targets(**given, num_items=num_items, want_logits=want_logits)
 
     def pool(
         self,

@@ -20,6 +20,8 @@ class Progress:
     def __init__(self, total: int, label: str, show: bool | None = None):
         show = settings.progress() if show is None else show
         self.total, self.label = total, label
+        if not isinstance(show, bool | None):
+            raise TypeError(f"progress must be True, False or None, got {show!r}")
         self.delay = {None: DELAY_SECONDS, True: 0.0, False: None}[show]
         self.bar = self.task = None
         self.done = 0

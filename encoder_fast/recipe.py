@@ -100,6 +100,8 @@ def read_recipe(folder: str | Path) -> Recipe:
 
 def pooling_modes(value: str | Iterable[str], source: str | Path) -> tuple[str, ...]:
     """One or several mode names -> tuple of `pool` op modes; ConfigError naming a wrong one."""
+    if not isinstance(value, str | Iterable):
+        raise ConfigError(f"{source}: pooling must be a name or several, got {value!r}")
     names = (value,) if isinstance(value, str) else tuple(value)
     known = {**POOLING_MODES, **{mode: mode for mode in POOLING_MODES.values()}}
     wrong = [name for name in names if name not in known]

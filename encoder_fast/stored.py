@@ -14,6 +14,10 @@ from encoder_fast.config import EncoderConfig
 from encoder_fast.errors import WeightsError
 from encoder_fast.model import Model
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""What a model can be held in."""
+DTYPE_NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+
 SAMPLE = 8
 """Names listed in an error text."""
 
@@ -99,7 +103,13 @@ class Reader:
         name = (self.arch.prefix if self.prefixed else "") + f"{token}.weight"
         if name not in self.by_name:
             raise WeightsError(f"weights: missing {name}; is this a {self.arch.name} checkpoint?")
-        return self.files.read(self.by_name[name]).dtype
+        dtype = self.files.dtype(self.by_name[name])
+        if dtype not in DTYPES:
+            raise WeightsError(
+                f"weights: {name} has dtype {dtype}, one of {DTYPE_NAMES} needed "
+                "(dtype=... reads other floating-point weights)"
+            )
+        return dtype
 
     def fill(self, model: Model, dtype: torch.dtype, device: torch.device, new_head: bool) -> None:
         """Give every parameter of a model on the meta device its values."""

@@ -6,7 +6,6 @@ Everything around the encoder (pooling, dense layers, normalisation, prompts, lo
 the model folder says (`recipe.py`); the arguments of `encode` override it.
 """
 
-import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,27 +16,16 @@ from torch import Tensor
 
 from encoder_fast.batch import Batch
 from encoder_fast.chunks import chunks, token_batches
+from encoder_fast.hardware import usable_device
+from encoder_fast.plan import Plan, Pooling, make_plan
 from encoder_fast.progress import Progress
 from encoder_fast.readout import read_out, similarity
-from encoder_fast.recipe import pooling_modes, read_recipe
+from encoder_fast.recipe import read_recipe
 from encoder_fast.settings import BATCH_TOKENS
 from encoder_fast.tokens import Tokenizer, Tokens, check_texts
 from encoder_fast.weights import load, resolve_folder
 
 Texts = str | Iterable[str | tuple[str, str]]
-Pooling = str | Iterable[str] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """The arguments of one `encode` call, after the folder's defaults."""
-
-    pooling: tuple[str, ...]
-    normalize: bool
-    truncate_dim: int | None
-    batch_tokens: int
-    prompt: str
-    skip_tokens: int
 
 
 class TextEncoder:
@@ -63,6 +51,7 @@ class TextEncoder:
     ):
         self.recipe = read_recipe(resolve_folder(path))
         folder = self.recipe.encoder_folder
+        device = None if device is None else usable_device(device)
         self.model = load(folder, dtype=dtype, device=device, backend=backend).eval()
         self.recipe.after.to(self.model.device)
         self.tokenizer = Tokenizer(
@@ -89,7 +78,7 @@ class TextEncoder:
 
     def width(self, pooling: Pooling = None, truncate_dim: int | None = None) -> int:
         """Width of the vectors that `encode` gives with these arguments."""
-        return self._width(self._plan(pooling=pooling, truncate_dim=truncate_dim))
+        return self._plan(pooling=pooling, truncate_dim=truncate_dim).width
 
     def encode(
         self,
@@ -105,7 +94,8 @@ class TextEncoder:
     ) -> np.ndarray | Tensor:
         """Vectors of texts, in their order.
 
-        texts              N strings or (string, string) pairs; or one string
+        texts              N strings or (string, string) pairs; or one string. A tuple is a list:
+                           a pair by itself is two texts, [pair] is one
         pooling            "cls", "mean", "max", "weighted", "last", "mean_sqrt_len", or several
                            names, whose vectors are concatenated; None takes the folder's
         normalize          scale to length 1; None does what the folder says
@@ -120,10 +110,17 @@ class TextEncoder:
         ValueError names an argument out of range.
         """
         items, single = _as_list(texts)
-        plan = self._plan(pooling, normalize, truncate_dim, batch_tokens, prompt, prompt_name)
+        plan = self._plan(
+            pooling=pooling,
+            normalize=normalize,
+            truncate_dim=truncate_dim,
+            batch_tokens=batch_tokens,
+            prompt=prompt,
+            prompt_name=prompt_name,
+        )
         # Allocated outside inference mode, so that the caller may use the result in training.
         device = self.model.device if convert_to_tensor else "cpu"
-        y_NW = torch.empty(len(items), self._width(plan), dtype=torch.float32, device=device)
+        y_NW = torch.empty(len(items), plan.width, dtype=torch.float32, device=device)
         cut = []
         with Progress(len(items), "embedding", progress) as bar:
             for start, rows_CW, _ in self._run(items, plan, bar, cut):
@@ -152,10 +149,14 @@ class TextEncoder:
         """As `encode`, chunk by chunk, for results that do not fit in memory.
 
         Yields (rows (C, W) float32 numpy, number of token ids) in the order of the texts. `options`
-        are those of `encode`.
+        are those of `encode`, and are checked at once, not when the first chunk is asked for.
         """
         items, _ = _as_list(texts)
-        plan = self._plan(**options)
+        return self._chunks(items, self._plan(**options), progress)
+
+    def _chunks(
+        self, items: list, plan: Plan, progress: bool | None
+    ) -> Iterator[tuple[np.ndarray, int]]:
         cut = []
         with Progress(len(items), "embedding", progress) as bar:
             for _, rows_CW, tokens in self._run(items, plan, bar, cut):
@@ -165,6 +166,8 @@ class TextEncoder:
     @torch.inference_mode()
     def encode_tokens(self, tokens: Tokens, batch_tokens: int = BATCH_TOKENS) -> Tensor:
         """`Tokens` of N texts -> (N, W) float32 tensor on the model's device, the folder's way."""
+        if not isinstance(tokens, Tokens):
+            raise TypeError(f"tokens must be Tokens, got {type(tokens).__name__}")
         plan = self._plan(batch_tokens=batch_tokens)
         return self._encode_tokens(tokens, plan, Progress(len(tokens), "embedding", False))
 
@@ -175,6 +178,9 @@ class TextEncoder:
         numpy in, numpy out; a tensor among the two gives a tensor.
         """
         a_NW, b_MW = (torch.atleast_2d(torch.as_tensor(x).float()) for x in (a, b))
+        if a_NW.ndim != 2 or b_MW.ndim != 2 or a_NW.shape[1] != b_MW.shape[1]:
+            shapes = f"{tuple(a_NW.shape)} and {tuple(b_MW.shape)}"
+            raise ValueError(f"a and b have shapes {shapes}; (N, W) and (M, W) needed")
         scores_NM = similarity(self.recipe.similarity, a_NW, b_MW)
         keep = isinstance(a, Tensor) or isinstance(b, Tensor)
         return scores_NM if keep else scores_NM.numpy()
@@ -186,52 +192,12 @@ class TextEncoder:
             f"dtype={self.model.dtype}, device={self.model.device})"
         )
 
-    def _width(self, plan: _Plan) -> int:
-        return plan.truncate_dim or self._full_width(plan.pooling)
-
-    def _full_width(self, pooling: tuple[str, ...]) -> int:
-        return self.recipe.output_width or len(pooling) * self.model.config.hidden_size
-
-    def _plan(
-        self,
-        pooling=None,
-        normalize=None,
-        truncate_dim=None,
-        batch_tokens=BATCH_TOKENS,
-        prompt=None,
-        prompt_name=None,
-    ) -> _Plan:
-        recipe = self.recipe
-        modes = recipe.pooling if pooling is None else pooling_modes(pooling, "encode")
-        if len(recipe.after) and len(modes) != len(recipe.pooling):
-            raise ValueError(
-                f"pooling {pooling!r} gives {len(modes)} vectors; the layers after it in "
-                f"{recipe.encoder_folder} take {len(recipe.pooling)}"
-            )
-        truncate_dim = recipe.truncate_dim if truncate_dim is None else truncate_dim
-        _check_range("truncate_dim", truncate_dim, self._full_width(modes))
-        _check_range("batch_tokens", batch_tokens, None)
-        text = self._prompt_text(prompt, prompt_name)
-        skip = self.tokenizer.prompt_length(text) if text and not recipe.include_prompt else 0
-        normalize = recipe.normalize if normalize is None else bool(normalize)
-        return _Plan(modes, normalize, truncate_dim, batch_tokens, text, skip)
-
-    def _prompt_text(self, prompt: str | None, prompt_name: str | None) -> str:
-        if prompt is not None and prompt_name is not None:
-            raise ValueError(f"give prompt or prompt_name ({prompt_name!r}), not both")
-        if prompt is not None:
-            if not isinstance(prompt, str):
-                raise TypeError(f"prompt must be a string, got {type(prompt).__name__}")
-            return prompt
-        name = self.recipe.default_prompt_name if prompt_name is None else prompt_name
-        if name is None:
-            return ""
-        if name in self.prompts:
-            return self.prompts[name]
-        raise ValueError(f"prompt_name {name!r} is not known; allowed: {list(self.prompts)}")
+    def _plan(self, **options) -> Plan:
+        hidden_size = self.model.config.hidden_size
+        return make_plan(self.recipe, hidden_size, self.tokenizer.prompt_length, **options)
 
     @torch.inference_mode()
-    def _run(self, items: list, plan: _Plan, bar: Progress, cut: list[int]) -> Iterator[tuple]:
+    def _run(self, items: list, plan: Plan, bar: Progress, cut: list[int]) -> Iterator[tuple]:
         """Yields (start, rows (C, W) float32 on the model's device, tokens) for each chunk; indices
         of cut texts go to `cut`."""
         training = self.model.training
@@ -244,9 +210,9 @@ class TextEncoder:
         finally:
             self.model.train(training)
 
-    def _encode_tokens(self, tokens: Tokens, plan: _Plan, bar: Progress) -> Tensor:
+    def _encode_tokens(self, tokens: Tokens, plan: Plan, bar: Progress) -> Tensor:
         device = self.model.device
-        y_CW = torch.empty(len(tokens), self._width(plan), dtype=torch.float32, device=device)
+        y_CW = torch.empty(len(tokens), plan.width, dtype=torch.float32, device=device)
         # RoBERTa and ModernBERT have no second token type, whatever their tokenizer gives to pairs.
         typed = tokens.type_ids is not None and self.model.config.type_rows > 1
         for rows in token_batches([len(ids) for ids in tokens.ids], plan.batch_tokens):
@@ -257,7 +223,7 @@ class TextEncoder:
             bar.advance(len(rows))
         return y_CW
 
-    def _vectors(self, batch: Batch, plan: _Plan) -> Tensor:
+    def _vectors(self, batch: Batch, plan: Plan) -> Tensor:
         """Packed tokens of B texts -> (B, W) float32."""
         x_TW = self.model(batch).last_hidden_state
         pool = self.model.ops.pool
@@ -283,18 +249,10 @@ def _with_prompt(items: list, prompt: str) -> list:
 def _as_list(texts: Texts) -> tuple[list, bool]:
     if isinstance(texts, str):
         return [texts], True
-    if isinstance(texts, (bytes, dict, set)) or not hasattr(texts, "__iter__"):
+    no_list = isinstance(texts, (bytes, dict, set)) or not hasattr(texts, "__iter__")
+    # numpy's array of a single text has the method, and raises.
+    if no_list or getattr(texts, "ndim", 1) == 0:
         raise TypeError(f"texts must be a string or a list of strings, got {type(texts).__name__}")
     items = list(texts)
     check_texts(items)
     return items, False
-
-
-def _check_range(name: str, value: int | None, largest: int | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < 1 or (largest is not None and value > largest):
-        allowed = "1 or more" if largest is None else f"1 to {largest}"
-        raise ValueError(f"{name} is {value}; allowed: {allowed}")

@@ -109,6 +109,8 @@ class Tokenizer:
         valid Unicode, or of a pair when the limit leaves no room for two texts. Named indices count
         from `first_index`.
         """
+        if not isinstance(texts, list):
+            raise TypeError(f"texts must be a list, got {type(texts).__name__}")
         check_texts(texts, first_index)
         self._check_pairs(texts, first_index)
         try:

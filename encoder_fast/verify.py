@@ -10,6 +10,7 @@ import torch
 from encoder_fast import verify_transformers
 from encoder_fast.commands import tables
 from encoder_fast.errors import BackendError
+from encoder_fast.hardware import usable_device
 from encoder_fast.kernels.dispatch import BACKENDS
 from encoder_fast.progress import Progress
 from encoder_fast.verify_cases import Texts
@@ -41,9 +42,9 @@ def run(args) -> int:
     """0 if every check holds, 1 if one does not.
 
     Raises:
-        ValueError: a model that cannot be loaded, or a backend asked for that cannot run it.
+        ValueError: a model that cannot be loaded, a device or backend asked for that cannot run it.
     """
-    folder, device = resolve_folder(args.model), torch.device(args.device)
+    folder, device = resolve_folder(args.model), usable_device(args.device)
     results, notes = verify(folder, args.dtype, args.backend, device)
     failed = [r for r in results if not r.ok]
     if args.json:

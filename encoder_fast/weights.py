@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from encoder_fast.architectures import Architecture, architecture_of, by_name
 from encoder_fast.checkpoint import TensorFiles, read_json, resolve_folder
-from encoder_fast.config import EncoderConfig, Settings
+from encoder_fast.config import EncoderConfig
+from encoder_fast.config_json import Settings
 from encoder_fast.files import atomic_path
 from encoder_fast.kernels.dispatch import Request, resolve
 from encoder_fast.model import Model
 from encoder_fast.recipe import read_recipe
-from encoder_fast.stored import Reader, sources
+from encoder_fast.stored import DTYPE_NAMES, DTYPES, Reader, sources
 
 __all__ = ["from_config", "load", "resolve_folder", "save", "sources"]
 
@@ -38,11 +39,20 @@ def _needs_pooler(arch: Architecture, head: str | None) -> bool:
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     value = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if value is not None and not (isinstance(value, torch.dtype) and value.is_floating_point):
-        raise ValueError(f"dtype: got {dtype!r}, a floating-point torch dtype needed")
-    if isinstance(dtype, str) and value is None:
-        raise ValueError(f"dtype: got {dtype!r}, a torch dtype such as 'bfloat16' needed")
+    if dtype is not None and (not isinstance(value, torch.dtype) or value not in DTYPES):
+        raise ValueError(f"dtype: got {dtype!r}, one of {DTYPE_NAMES} needed")
     return value
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    """The device, after a try to put something there."""
+    try:
+        return torch.empty(0, device="cpu" if device is None else device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"device: got {device!r}, a torch device that is here needed ({first_line})"
+        ) from error
 
 
 # Tensors made under inference_mode could never be trained, and count no versions for packed copies.
@@ -70,13 +80,16 @@ def load(
         ignore_config_keys: settings of config.json to accept although nothing here knows them.
 
     Raises:
+        ValueError: a head, dtype or device that there is not, by the argument's name.
         ConfigError: a setting that is unknown or not supported, by name.
         WeightsError: missing, unexpected, misshaped, corrupt or unsafe weights.
         BackendError: the backend cannot serve, with each reason.
     """
-    dtype, device = _dtype(dtype), torch.device(device or "cpu")
+    dtype, device = _dtype(dtype), _device(device)
     folder = resolve_folder(path)
     values = read_json(folder / "config.json")
+    if head == "rerank":
+        values |= _score_options(folder)
     arch = architecture_of(values.get("model_type"))
     settings = Settings(values, ignore_config_keys)
     config = _with_labels(arch.config(settings), head, num_labels)
@@ -103,6 +116,15 @@ def _embedding_options(folder: Path) -> dict:
     return {"pooling": recipe.pooling[0], "normalize": recipe.normalize}
 
 
+def _score_options(folder: Path) -> dict:
+    """Settings of config.json that a cross-encoder keeps in a file of its own since
+    sentence-transformers 5.
+    """
+    file = folder / "config_sentence_transformers.json"
+    name = read_json(file).get("activation_fn") if file.is_file() else None
+    return {} if name is None else {"sentence_transformers": {"activation_fn": name}}
+
+
 def _has_pooler(reader: Reader) -> bool:
     theirs = next(r for r in reader.arch.renames if r.ours == "pooler").theirs[0]
     return reader.has(f"{theirs}.weight")
@@ -124,7 +146,7 @@ def from_config(
     Raises:
         ConfigError, BackendError: as `load`.
     """
-    dtype, device = _dtype(dtype) or torch.float32, torch.device(device or "cpu")
+    dtype, device = _dtype(dtype) or torch.float32, _device(device)
     arch = architecture_of(values.get("model_type"))
     settings = Settings(values, ignore_config_keys)
     config = _with_labels(arch.config(settings), head, num_labels)

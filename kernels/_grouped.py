@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,9 @@ from encoder_fast.kernels._numeric import wide
 QUERIES_PER_CHUNK = 1024
 """With dropout, torch's SDPA on a CPU holds the probabilities of its queries: take this many
 queries at a time."""
+
+SEQUENCES_PER_CALL = 32_768
+"""Some CUDA kernels put the batch on a grid axis that ends at 65,535."""
 
 
 @dataclass(frozen=True)
@@ -88,31 +92,33 @@ def _masks(
 def prepare(layout: Layout, halves: tuple[int | None, ...], dtype: torch.dtype) -> Plan:
     """Groups and masks for one batch, on the host and the batch's device, without synchronising."""
     members: dict[tuple, list[int]] = {}
+    reach = min((half for half in halves if half is not None), default=None)
     for b, (length, span) in enumerate(zip(layout.lengths, layout.spans, strict=True)):
+        # Holes only matter where a window could tell: such a sequence has a mask of its own.
+        holes = span > length and reach is not None and span - 1 > reach
         if length:
-            members.setdefault((length, span) if span == length else (length, span, b), []).append(
-                b
-            )
-    starts = [0]
-    for length in layout.lengths:
-        starts.append(starts[-1] + length)
+            members.setdefault((length, span, b) if holes else (length, length), []).append(b)
+    starts = [0, *accumulate(layout.lengths)]
     groups, order, row = [], [], 0
     for (length, span, *_), sequences in members.items():
         first = layout.columns_T[starts[sequences[0]] : starts[sequences[0]] + length]
-        groups.append(Group(row, len(sequences), length, _masks(first, span, halves, dtype)))
+        masks = _masks(first, span, halves, dtype)
+        for i in range(0, len(sequences), SEQUENCES_PER_CALL):
+            count = min(SEQUENCES_PER_CALL, len(sequences) - i)
+            groups.append(Group(row, count, length, masks))
+            row += length * count
         order += sequences
-        row += length * len(sequences)
     if order == sorted(order):
         return Plan(tuple(groups), None, None)
-    rows = [torch.arange(starts[b], starts[b + 1]) for b in order]
-    order_T = torch.cat(rows).to(layout.columns_T.device)
+    rows = [torch.arange(starts[b], starts[b + 1], device="cpu") for b in order]
+    order_T = torch.cat(rows).to(layout.columns_T.device, non_blocking=True)
     return Plan(tuple(groups), order_T, order_T.argsort())
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
     """`(n, H, L, D)` each -> `(n, L, H, D)`."""
     L = q.shape[2]
-    if not dropout_p or L <= QUERIES_PER_CHUNK:
+    if not dropout_p or L <= QUERIES_PER_CHUNK or q.device.type != "cpu":
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
         return o.transpose(1, 2)
     chunks = q.split(QUERIES_PER_CHUNK, dim=2)

@@ -58,7 +58,9 @@ def _forward(
         return _grouped.attend(qkv, plan, window).contiguous()
     # The seed makes the backward's second forward drop the same probabilities.
     with torch.random.fork_rng(devices=[qkv.device] if qkv.is_cuda else []):
-        torch.manual_seed(int(seed))
+        torch.default_generator.manual_seed(int(seed))
+        if qkv.is_cuda:
+            torch.cuda.default_generators[qkv.device.index].manual_seed(int(seed))
         return _grouped.attend(qkv, plan, window, dropout_p).contiguous()
 
 
@@ -102,7 +104,8 @@ torch.library.register_autograd("encoder_fast::attention", _differentiate, setup
 
 def attend(qkv_T3HD: Tensor, plan: TracedPlan, half: int | None, dropout_p: float) -> Tensor:
     """Attention of one layer, `(T, 3, H, D)` -> `(T, H, D)`."""
-    seed = torch.randint(2**62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
+    options = {"dtype": torch.int64, "device": "cpu"}
+    seed = torch.randint(2**62, (), **options) if dropout_p else torch.zeros((), **options)
     window = -1 if half is None else half
     return torch.ops.encoder_fast.attention(
         qkv_T3HD, plan.lengths_B, plan.spans_B, plan.columns_T, window, dropout_p, seed

@@ -9,6 +9,7 @@ block. Mean and variance are fp32 and two-pass (or Welford): the one-pass form E
 Memory bound: reads two rows and writes two per token.
 """
 
+import torch
 from torch import Tensor
 
 from encoder_fast.kernels._cost import Cost
@@ -36,7 +37,13 @@ def reference(
 def torch_add_norm(
     x_TW: Tensor, residual_TW: Tensor | None, weight_W: Tensor, bias_W: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """As `reference`; the sum is rounded to the dtype of `x_TW` before it is normalised."""
+    """As `reference`; the sum is rounded to the dtype of `x_TW` before it is normalised, except in
+    fp16, where it may exceed the largest number (the second result is then infinite, the first is
+    not).
+    """
+    if residual_TW is not None and x_TW.dtype == residual_TW.dtype == torch.float16:
+        s_TW = x_TW.float() + residual_TW.float()
+        return fast_layer_norm(s_TW, wide(weight_W), wide(bias_W), eps).half(), s_TW.half()
     s_TW = x_TW if residual_TW is None else x_TW + residual_TW
     return fast_layer_norm(s_TW, weight_W, bias_W, eps), s_TW
 

@@ -20,7 +20,7 @@ def reference(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tensor:
 
 def torch_linear(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tensor:
     """As `reference`, in the dtype of `x_TW`."""
-    if _onednn.usable(x_TW, weight_OW):
+    if _onednn.usable(x_TW, (weight_OW,), (bias_O,)):
         return _onednn.linear(x_TW, weight_OW, bias_O)
     return F.linear(x_TW, weight_OW, bias_O)
 

@@ -173,9 +173,26 @@ def torch_linear_cross_entropy(
         return _traced(z_NV, labels_N, reduction, ignore_index, label_smoothing, z_loss, num_items)
     x_NW, labels_N = _select(x_NW, labels_N, weight_VW.shape[0], ignore_index)
     scale = 1.0 / _divisor(len(labels_N), reduction, num_items)
-    return _LinearCrossEntropy.apply(
-        x_NW, weight_VW, bias_V, labels_N, label_smoothing, z_loss, scale
-    )
+    x_NW, weight_VW, bias_V = _inputs(x_NW, weight_VW, bias_V)
+    with torch.autocast(x_NW.device.type, enabled=False):
+        return _LinearCrossEntropy.apply(
+            x_NW, weight_VW, bias_V, labels_N, label_smoothing, z_loss, scale
+        )
+
+
+def _inputs(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The tensors in the dtype of autocast where that is on, without gradients where those are off.
+
+    An autograd function sees inputs that require gradients even under `no_grad`, and would compute
+    them.
+    """
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        tensors = [None if t is None else t.to(dtype) for t in tensors]
+    if torch.is_grad_enabled():
+        return list(tensors)
+    return [None if t is None else t.detach() for t in tensors]
 
 
 def cost(N: int, W: int, V: int, itemsize: int) -> Cost:

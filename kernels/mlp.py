@@ -63,11 +63,9 @@ def torch_mlp(
     dropout_p: float = 0.0,
 ) -> Tensor:
     """As `reference`, in the dtype of `x_TW`."""
-    if (
-        not dropout_p
-        and activation in _onednn.EPILOGUES
-        and _onednn.usable(x_TW, up_weight, down_weight_WF)
-    ):
+    weights, biases = (up_weight, down_weight_WF), (up_bias, down_bias_W)
+    fused = not dropout_p and activation in _onednn.EPILOGUES
+    if fused and _onednn.usable(x_TW, weights, biases):
         up = _onednn.gated if gated else _onednn.activated
         h_TF = up(x_TW, up_weight, up_bias, activation)
         return _onednn.linear(h_TF, down_weight_WF, down_bias_W)

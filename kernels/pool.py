@@ -42,7 +42,7 @@ def _pool_one(x_LW: Tensor, mode: str) -> Tensor:
     if mode == "last":
         return x_LW[-1]
     if mode == "max":
-        return x_LW.max(dim=0).values
+        return x_LW.amax(dim=0)
     if mode == "weighted":
         w_L = torch.arange(1, L + 1, device=x_LW.device, dtype=x_LW.dtype)
         return (w_L[:, None] * x_LW).sum(0) / w_L.sum()

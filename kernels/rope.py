@@ -13,6 +13,7 @@ error at position 8191).
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
@@ -77,6 +78,7 @@ class _Rope(torch.autograd.Function):
         return _rotate_blocks(qkv_T3HD, cos_TK, sin_TK, 1.0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_T3HD):
         return _rotate_blocks(grad_T3HD, *ctx.saved_tensors, -1.0), None, None
 

@@ -143,6 +143,17 @@ BAD = {
         ValueError,
         ["output_attentions", "True"],
     ),
+    "no items": (
+        of(num_items_in_batch=0),
+        ValueError,
+        ["num_items_in_batch", "0", "positive number"],
+    ),
+    "labels as a list": (of(labels=IDS.tolist()), TypeError, ["labels", "list", "tensor"]),
+    "both pair labels": (
+        of(next_sentence_label=IDS[:, 0], sentence_order_label=IDS[:, 0]),
+        ValueError,
+        ["next_sentence_label", "sentence_order_label", "both"],
+    ),
     "labels without a head": (of(labels=IDS), ValueError, ["labels", "None"]),
     "C18 offsets that start late": (packed(T6, [1, 6]), ValueError, ["cu_seqlens", "1", "0 to 6"]),
     "C18 offsets that end early": (packed(T6, [0, 5]), ValueError, ["cu_seqlens", "5", "0 to 6"]),

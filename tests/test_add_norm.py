@@ -94,3 +94,10 @@ def test_worked_number(backend):
     y_TW, s_TW = add_norm(backend, x_TW, residual_TW, weight_W, bias_W, 3.0)
     assert s_TW.tolist() == [[1.0, 3.0]]
     assert y_TW.tolist() == [[-4.5, 0.5]]
+
+
+@each_backend
+def test_C35_fp16_sum_beyond_the_largest_number_is_normalised(backend):
+    x_TW = torch.tensor([[6e4, -6e4] * 16, [6e4, 3e4] * 16], dtype=torch.float16)
+    y_TW, _ = add_norm(backend, x_TW, x_TW)
+    assert torch.equal(y_TW, torch.tensor([1.0, -1.0] * 16).half().expand(2, 32))

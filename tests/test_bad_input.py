@@ -118,6 +118,12 @@ def test_C10_ids_in_padding_may_be_anything():
         ({"dtype": "int64"}, ValueError, "dtype.*int64.*float"),
         ({"dtype": "half-ish"}, ValueError, "dtype.*half-ish"),
         ({"dtype": "nn"}, ValueError, "dtype.*nn"),
+        ({"dtype": torch.float8_e4m3fn}, ValueError, "dtype.*float8_e4m3fn.*bfloat16.*needed"),
+        ({"dtype": "float8_e5m2"}, ValueError, "dtype.*float8_e5m2.*bfloat16.*needed"),
+        ({"device": "bogus"}, ValueError, "^device: got 'bogus'"),
+        ({"device": "mps:-7"}, ValueError, "^device: got 'mps:-7'"),
+        ({"device": 2.5}, ValueError, "^device: got 2.5"),
+        ({"device": "cuda:99"}, ValueError, "^device: got 'cuda:99'"),
         (
             {"head": "sequence_classification", "num_labels": 0},
             ValueError,
@@ -140,6 +146,17 @@ def test_bad_options_are_named(options, error, named):
     ):
         with pytest.raises(error, match=named):
             build()
+
+
+def test_results_are_found_by_name_or_by_place(bert):
+    out = bert(IDS)
+    assert out["last_hidden_state"] is out[0] is out.last_hidden_state
+    assert out["seq_relationship_logits"] is None
+    for key in ("bogus", "to_tuple", "__class__", ("logits",)):
+        with pytest.raises(KeyError, match=r"key: got .*last_hidden_state.* needed"):
+            out[key]
+    with pytest.raises(IndexError):
+        out[7]
 
 
 @pytest.mark.parametrize("family", ["RO", "MB"])

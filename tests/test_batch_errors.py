@@ -11,6 +11,10 @@ MASK = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
 IDS = torch.arange(15).reshape(3, 5)
 
 
+def embeds(width):
+    return Batch.from_padded(None, inputs_embeds=torch.ones(1, 2, width))
+
+
 @pytest.mark.parametrize("value", [0.5, 2.0, -1.0, -math.inf, math.inf, math.nan, -1e4], ids=str)
 def test_C11_mask_value_other_than_0_and_1_is_named(value):
     mask_BS = MASK.float()
@@ -114,6 +118,15 @@ def test_C14_wrong_rank_or_shape_is_named(name, shape):
         ),
         (ValueError, r"sizes: got \[1, 3\]", lambda: Batch.from_lists([[1], [2]]).split([1, 3])),
         (ValueError, r"sizes: got \[3, -1\]", lambda: Batch.from_lists([[1], [2]]).split([3, -1])),
+        (TypeError, r"sizes: got 0.5", lambda: Batch.from_lists([[1], [2]]).split([0.5, 1.5])),
+        (TypeError, r"sizes: got '2'", lambda: Batch.from_lists([[1], [2]]).split(["2"])),
+        (TypeError, r"sizes: got 2, a list", lambda: Batch.from_lists([[1], [2]]).split(2)),
+        (
+            ValueError,
+            r"batches: got inputs_embeds of widths \[3, 4\]",
+            lambda: Batch.concat([embeds(3), embeds(4)]),
+        ),
+        (TypeError, "batches: got int", lambda: Batch.concat([Batch.from_lists([[1]]), 3])),
         (ValueError, "batches: got none", lambda: Batch.concat([])),
         (
             ValueError,

@@ -90,6 +90,22 @@ def test_embed_standard_input_with_options_and_json(embed, minilm_folder, monkey
     np.testing.assert_allclose(np.load("b.npy"), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("doc", [10**30, "\ud800"])
+def test_an_id_that_no_parquet_can_hold_is_bad_input(embed, work, capsys, doc):
+    pytest.importorskip("pyarrow")
+    (work / "in" / "ids.jsonl").write_text(json.dumps({"text": "a", "doc": doc}))
+    assert embed("../in/ids.jsonl", "a.parquet", "--id-field", "doc") == 2
+    error = capsys.readouterr().err
+    assert "--id-field: an id does not fit" in error and error.count("\n") == 1
+    assert left_over() == []
+
+
+def test_closed_standard_input_is_bad_input(embed, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert embed("-", "a.npy") == 2
+    assert "standard input is closed" in capsys.readouterr().err
+
+
 def test_embed_nothing(embed, work):
     (work / "in" / "empty.txt").write_bytes(b"")
     assert embed("../in/empty.txt", "a.npy") == 0
@@ -127,6 +143,7 @@ def test_fastest_dtype_follows_the_flags(monkeypatch, flags, name):
         ('{"text": 5}', "bad.jsonl:1: field 'text' must be a string, got int"),
         ('{"body": "a"}', "bad.jsonl:1: no field 'text'; the record has 'body'"),
         (b'{"text": "a"}\n{"text": "\xff"}', "bad.jsonl:2: not UTF-8"),
+        ('{"text": "a"}\n{"text": "b\\ud800"}', "bad.jsonl:2: field 'text' is not valid Unicode"),
     ],
 )
 def test_a_bad_record_is_named_by_its_line(embed, work, capsys, records, words):
@@ -144,7 +161,13 @@ def test_a_bad_record_is_named_by_its_line(embed, work, capsys, records, words):
         ("../in/none.txt", "a.npy", [], "No such file"),
         ("../in/lines.txt", "a.csv", [], "must end in .npy or .parquet"),
         ("../in/lines.txt", "no/such/a.npy", [], "there is no folder"),
-        ("../in/lines.txt", "a.npy", ["--id-field", "x"], "needs JSONL"),
+        ("../in/lines.txt", "a.parquet", ["--id-field", "x"], "needs JSONL"),
+        ("../in/docs.jsonl", "a.npy", ["--id-field", "doc"], "--id-field needs a .parquet"),
+        ("../in/lines.txt", "a.npy", ["--with-text"], "--with-text needs a .parquet"),
+        ("../in/docs.jsonl", "a.npy", ["--field", ""], "no field ''"),
+        ("../in/lines.txt", "a.npy", ["--device", "nope"], "device: got 'nope'"),
+        ("../in/lines.txt", "a.npy", ["--pooling", ""], "pooling"),
+        ("../in", "a.npy", [], "../in: Is a directory"),
         ("../in/lines.txt", "a.npy", ["--truncate-dim", "999"], "truncate_dim is 999"),
         ("../in/lines.txt", "a.npy", ["--max-length", "9999"], "max_length is 9999"),
         ("../in/lines.txt", "a.npy", ["--batch-tokens", "0"], "batch_tokens is 0"),
@@ -231,7 +254,10 @@ def test_terminated_run_leaves_nothing(minilm_folder, work):
     assert left_over() == []
 
 
-def test_atomic_path(tmp_path):
+def test_atomic_path(tmp_path, monkeypatch):
+    def refuse(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
     target = tmp_path / "a.bin"
     with atomic_path(target) as temporary:
         assert temporary.parent == tmp_path and not target.exists()
@@ -248,6 +274,11 @@ def test_atomic_path(tmp_path):
         pass
     with pytest.raises(FileNotFoundError, match="no folder"), atomic_path(tmp_path / "x" / "y"):
         pass
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(PermissionError, match=r"a\.bin") as refused, atomic_path(target):
+        pass
+    assert ".tmp" not in str(refused.value)
+    monkeypatch.undo()
     with pytest.raises(KeyboardInterrupt), atomic_path(target):
         raise KeyboardInterrupt
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "link"]

@@ -26,11 +26,19 @@ def build(family, head=None, **changes):
     return model
 
 
-def targets(head, batch):
+def targets(family, head, batch):
     if head == "sequence_classification":
         return {"labels": torch.arange(batch.B) % 2}
     if head == "masked_lm":
         return {"labels": torch.where(torch.arange(batch.T) % 3 == 0, batch.ids_T, -100)}
+    if head == "token_classification":
+        return {"labels": torch.arange(batch.T) % 2}
+    if head == "pretraining":
+        pair = {} if family == "EL" else {"next_sentence_label": torch.arange(batch.B) % 2}
+        return {"labels": torch.arange(batch.T) % 2, **pair}
+    if head == "question_answering":
+        starts = torch.arange(batch.B)
+        return {"start_positions": starts, "end_positions": starts + 1}
     return {}
 
 
@@ -44,8 +52,16 @@ def gradients(model, out):
     return [g for g in found if g is not None]
 
 
-@pytest.mark.parametrize("head", [None, "sequence_classification", "masked_lm"])
-@pytest.mark.parametrize("family", FAMILIES)
+EVERY_HEAD = ("sequence_classification", "masked_lm", "token_classification", "question_answering")
+COMBINATIONS = [
+    *((family, head) for family in FAMILIES for head in (None, "masked_lm")),
+    *(("BE", head) for head in (*EVERY_HEAD, "pretraining") if head != "masked_lm"),
+    ("MB", "sequence_classification"),
+    ("EL", "pretraining"),
+]
+
+
+@pytest.mark.parametrize("family, head", COMBINATIONS)
 def test_one_graph_serves_every_batch(family, head):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -53,7 +69,10 @@ def test_one_graph_serves_every_batch(family, head):
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     for ids in BATCHES:
         batch = ef.Batch.from_lists(ids)
-        ours, eager = compiled(batch, **targets(head, batch)), model(batch, **targets(head, batch))
+        ours, eager = (
+            compiled(batch, **targets(family, head, batch)),
+            model(batch, **targets(family, head, batch)),
+        )
         torch.testing.assert_close(
             ours.last_hidden_state, eager.last_hidden_state, rtol=1e-4, atol=1e-4
         )

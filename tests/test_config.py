@@ -2,40 +2,49 @@
 
 import json
 
+import hub_configs as hub
 import pytest
 import tiny
 import torch
-from hub_configs import (
-    ALBERT_BASE_V2,
-    BERT_BASE,
-    CAMEMBERT_BASE,
-    ELECTRA_GENERATOR,
-    ELECTRA_SMALL,
-    MINILM,
-    MODERNBERT_BASE,
-    ROBERTA_BASE,
-    XLM_ROBERTA_BASE,
-)
+from bad_configs import REFUSED
 from tiny import one_thread  # noqa: F401
 
 import encoder_fast as ef
 from encoder_fast.architectures import architecture_of
-from encoder_fast.config import Settings
+from encoder_fast.config_json import Settings
 
 # Text, then what a wrong default would get wrong.
 HUB = {
-    "bert-base-uncased": (BERT_BASE, {"norm_eps": 1e-12, "max_length": 512, "type_rows": 2}),
-    "MiniLM": (MINILM, {"hidden_size": 384, "num_layers": 6, "head_width": 32}),
-    "roberta-base": (ROBERTA_BASE, {"norm_eps": 1e-5, "max_length": 512, "position_offset": 1}),
-    "xlm-roberta-base": (XLM_ROBERTA_BASE, {"vocab_size": 250002, "max_length": 512}),
-    "camembert-base": (CAMEMBERT_BASE, {"type_rows": 1, "max_length": 512}),
-    "albert-base-v2": (ALBERT_BASE_V2, {"activation": "gelu_new", "num_layer_weights": 1}),
-    "electra-small": (ELECTRA_SMALL, {"project_embeddings": True, "embedding_size": 128}),
-    "electra-generator": (ELECTRA_GENERATOR, {"project_embeddings": True, "embedding_size": 768}),
+    "bert-base-uncased": (hub.BERT_BASE, {"norm_eps": 1e-12, "max_length": 512, "type_rows": 2}),
+    "bert-base-NER": (hub.BERT_BASE_NER, {"num_labels": 9, "vocab_size": 28996}),
+    "star-rating": (hub.STAR_RATING, {"num_labels": 5, "vocab_size": 105879}),
+    "MiniLM": (hub.MINILM, {"hidden_size": 384, "num_layers": 6, "head_width": 32}),
+    "ms-marco-MiniLM": (
+        hub.MS_MARCO_MINILM,
+        {"num_labels": 1, "score_activation": "torch.nn.modules.linear.Identity"},
+    ),
+    "bge-small": (hub.BGE_SMALL, {"num_layers": 12, "classifier_dropout": 0.1}),
+    "roberta-base": (hub.ROBERTA_BASE, {"norm_eps": 1e-5, "max_length": 512, "position_offset": 1}),
+    "twitter-roberta": (hub.TWITTER_SENTIMENT, {"num_labels": 3, "type_rows": 1}),
+    "roberta-squad2": (hub.ROBERTA_SQUAD2, {"num_labels": 2, "max_length": 512}),
+    "xlm-roberta-base": (hub.XLM_ROBERTA_BASE, {"vocab_size": 250002, "max_length": 512}),
+    "multilingual-e5": (hub.MULTILINGUAL_E5, {"pad_token_id": 1, "classifier_dropout": 0.1}),
+    "camembert-base": (hub.CAMEMBERT_BASE, {"type_rows": 1, "max_length": 512}),
+    "albert-base-v2": (hub.ALBERT_BASE_V2, {"activation": "gelu_new", "num_layer_weights": 1}),
+    "albert-xxlarge-v2": (hub.ALBERT_XXLARGE_V2, {"activation": "gelu", "embedding_size": 128}),
+    "electra-small": (hub.ELECTRA_SMALL, {"project_embeddings": True, "embedding_size": 128}),
+    "electra-base": (hub.ELECTRA_BASE, {"project_embeddings": False, "embedding_size": 768}),
+    "electra-generator": (
+        hub.ELECTRA_GENERATOR,
+        {"project_embeddings": True, "embedding_size": 768},
+    ),
     "ModernBERT-base": (
-        MODERNBERT_BASE,
+        hub.MODERNBERT_BASE,
         {"max_length": None, "half_windows": (None, 64), "classifier_pooling": "mean"},
     ),
+    "ModernBERT-large": (hub.MODERNBERT_LARGE, {"num_layers": 28, "head_width": 64}),
+    "gte-modernbert": (hub.GTE_MODERNBERT, {"num_layers": 22, "pad_token_id": 50283}),
+    "mmBERT-base": (hub.MMBERT_BASE, {"vocab_size": 256000, "pad_token_id": 0}),
 }
 
 
@@ -61,7 +70,7 @@ def test_configs_of_the_hub_are_understood(name):
 
 
 def test_C29_modernbert_base_has_its_published_plan():
-    plan = resolved(json.loads(MODERNBERT_BASE)).plan
+    plan = resolved(json.loads(hub.MODERNBERT_BASE)).plan
     assert len(plan) == 22
     for i, layer in enumerate(plan):
         expected = (None, 160000.0) if i % 3 == 0 else (64, 10000.0)
@@ -144,6 +153,33 @@ def test_C29_unknown_keys_are_named_and_can_be_ignored():
             NEW | {"rope_parameters": {FULL: {"rope_theta": 1e4, "factor": 2.0}}},
             "rope_parameters.*factor",
         ),
+        "yarn for all layers": (
+            NEW | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+            "rope_parameters.*yarn.*full_attention.*sliding_attention",
+        ),
+        "bases of all layers": (
+            NEW | {"rope_parameters": NEW["rope_parameters"] | {"rope_theta": 1e4}},
+            "rope_parameters.*rope_theta.*only 'full_attention'",
+        ),
+        "bases as a list": (NEW | {"rope_parameters": [1e4, 1e4]}, "rope_parameters.*an object"),
+        "one base as a number": (
+            NEW | {"rope_parameters": {FULL: 1e4, SLIDING: {"rope_theta": 1e4}}},
+            r"rope_parameters\[full_attention\].*10000.*an object",
+        ),
+        "base as text": (
+            NEW | {"rope_parameters": {FULL: {"rope_theta": "1e4"}}},
+            r"rope_parameters\[full_attention\] rope_theta.*'1e4'.*positive number",
+        ),
+        "old base as text": (OLD | {"global_rope_theta": "1e4"}, "global_rope_theta.*'1e4'"),
+        "old base as a list": (OLD | {"local_rope_theta": [1e4]}, "local_rope_theta.*1000"),
+        "old base zero": (OLD | {"global_rope_theta": 0}, "global_rope_theta.*0.*positive"),
+        "layer types as text": (NEW | {"layer_types": FULL}, "layer_types.*a list of 4"),
+        "layer types of lists": (NEW | {"layer_types": [[FULL]] * 4}, "layer_types.*a list of 4"),
+        "every as text": (
+            OLD | {"global_attn_every_n_layers": "3"},
+            "global_attn_every_n_layers.*'3'",
+        ),
+        "window as text": (OLD | {"local_attention": "8"}, "local_attention.*'8'"),
         "rope_scaling": (NEW | {"rope_scaling": {"type": "linear"}}, "rope_scaling.*linear"),
         "base of one layer type": (
             NEW | {"rope_parameters": {FULL: {"rope_theta": 1e4}}},
@@ -168,48 +204,6 @@ def test_C29_bad_plans_are_refused_by_name(changes, named):
         resolved(modernbert(**changes))
 
 
-REFUSED = {
-    "decoder": ("BE", {"is_decoder": True}, "is_decoder.*True"),
-    "cross attention": ("BE", {"add_cross_attention": True}, "add_cross_attention.*True"),
-    "relative positions": (
-        "BE",
-        {"position_embedding_type": "relative_key"},
-        "position_embedding_type.*relative_key.*absolute",
-    ),
-    "relative positions in RoBERTa": (
-        "RO",
-        {"position_embedding_type": "relative_key_query"},
-        "position_embedding_type.*relative_key_query",
-    ),
-    "activation": ("BE", {"hidden_act": "mish"}, "activation.*mish.*gelu"),
-    "ModernBERT activation": ("MB", {"hidden_activation": "mish"}, "activation.*mish.*gelu"),
-    "model type": ("BE", {"model_type": "t5"}, "model_type.*t5.*modernbert"),
-    "no model type": ("BE", {"model_type": "absent"}, "model_type.*None.*bert"),
-    "heads": ("BE", {"num_attention_heads": 5}, "hidden_size.*32.*5"),
-    "odd rotary head width": (
-        "MB",
-        {"hidden_size": 20, "num_attention_heads": 4},
-        "head width.*5.*even",
-    ),
-    "groups": ("AL", {"num_hidden_layers": 4, "num_hidden_groups": 3}, "num_hidden_groups.*3.*4"),
-    "memory blocks": ("AL", {"num_memory_blocks": 2}, "num_memory_blocks.*2"),
-    "pruned heads": ("BE", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
-    "missing width": ("BE", {"hidden_size": "absent"}, "hidden_size.*missing.*bert"),
-    "missing table": ("EL", {"max_position_embeddings": "absent"}, "max_position_embeddings"),
-    "no layers": ("BE", {"num_hidden_layers": 0}, "num_hidden_layers"),
-    "negative width": ("BE", {"intermediate_size": -3}, "intermediate_size.*-3.*positive"),
-    "width as text": ("BE", {"vocab_size": "97"}, "vocab_size.*'97'.*integer"),
-    "layers as text": ("BE", {"num_hidden_layers": "2"}, "num_hidden_layers.*'2'"),
-    "dropout above 1": ("BE", {"hidden_dropout_prob": 1.5}, "dropout.*1.5"),
-    "dropout as text": ("BE", {"hidden_dropout_prob": "0.1"}, "dropout.*'0.1'"),
-    "eps as text": ("BE", {"layer_norm_eps": "1e-12"}, "eps.*'1e-12'.*positive"),
-    "table as text": ("BE", {"max_position_embeddings": "42"}, "position.*'42'"),
-    "pad id beyond the table": ("BE", {"pad_token_id": 97}, "pad_token_id.*97"),
-    "problem type": ("BE", {"problem_type": "ranking"}, "problem_type.*ranking"),
-    "pooling": ("MB", {"classifier_pooling": "max"}, "classifier_pooling.*max"),
-}
-
-
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_computed_is_refused_by_name(case):
     family, changes, named = REFUSED[case]
@@ -223,3 +217,52 @@ def test_unknown_keys_are_named_in_every_family(family):
     with pytest.raises(ef.ConfigError, match="attention_sinks"):
         ef.from_config(values)
     ef.from_config(values, ignore_config_keys=("attention_sinks",))
+
+
+@pytest.mark.parametrize("family", tiny.EVERY_TYPE)
+def test_unknown_keys_that_are_null_change_nothing(family):
+    values = tiny_values(family)
+    nulls = {"attention_sinks": None, "quantization_config": None, "is_causal": None}
+    assert resolved(values | nulls) == resolved(values)
+    assert resolved(values | {"is_causal": False, "causal_mask": False}) == resolved(values)
+
+
+@pytest.mark.parametrize("family", tiny.EVERY_TYPE)
+def test_an_absent_pad_id_is_the_default_of_the_family(family):
+    default = type(tiny.hf_config(family))().pad_token_id
+    values = tiny_values(family, pad_token_id="absent", vocab_size=60000)
+    config = resolved(values)
+    assert config.pad_token_id == default
+    assert config.position_offset == (default if family in ("RO", "XL", "CA") else None)
+
+
+@pytest.mark.parametrize("family", [f for f in tiny.FAMILIES if f != "RO"])
+def test_a_null_pad_id_is_none(family):
+    assert resolved(tiny_values(family, pad_token_id=None)).pad_token_id is None
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("value, tied", [(None, True), ("absent", True), (True, True), (False, 0)])
+def test_words_are_scored_by_the_token_table_unless_false(family, value, tied):
+    values = tiny_values(family, tie_word_embeddings=value)
+    model = ef.from_config(values, head="masked_lm")
+    assert model.config.tie_word_embeddings == tied
+    assert (model.head.decoder is None) == tied
+
+
+ODD = (None, True, "2", "", -1, 0, 2.5, float("nan"), float("inf"), [], [1], {}, {"a": 1}, [[]])
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_any_value_of_any_setting_is_understood_or_refused(family):
+    values = tiny_values(family)
+    keys = [*values, "sentence_transformers", "quantization_config", "global_rope_theta"]
+    for key in keys:
+        for odd in ODD:
+            try:
+                config = resolved(values | {key: odd})
+                assert config.id2label and config.max_length != 0
+            except ef.ConfigError as error:
+                assert "\n" not in str(error)
+            except Exception as error:
+                raise AssertionError(f"{key}={odd!r}: {type(error).__name__}: {error}") from error

@@ -73,3 +73,11 @@ def test_only_steady_rounds_count():
     assert steady.steady and not noisy.steady
     assert median_ratio([noisy, steady, noisy]) == 2.0
     assert median_ratio([noisy]) is None
+
+
+@pytest.mark.parametrize("words", [["--passages", "0"], ["--rounds", "-1"], ["--raced", "x"]])
+def test_counts_are_positive(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        demo.main(words)
+    assert stop.value.code == 2
+    assert "a positive whole number needed" in capsys.readouterr().err

@@ -242,3 +242,15 @@ def test_C39_same_call_same_bits(backend):
     for name, first in results[0].items():
         assert_same_bits(results[1][name], first, name)
         assert_same_bits(results[2][name], first, name)
+
+
+def test_no_grad_computes_no_gradient(monkeypatch):
+    run = linear_cross_entropy.IMPLEMENTATIONS["torch"].run
+    x, weight = torch.randn(5, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
+    labels = torch.arange(5)
+    trained = run(x, weight, None, labels)
+    # The gradient of the weight is the only zeros_like: without gradients nobody asks for it.
+    monkeypatch.setattr(torch, "zeros_like", None)
+    with torch.no_grad():
+        frozen = run(x, weight, None, labels)
+    assert torch.equal(frozen, trained.detach())

@@ -238,3 +238,15 @@ def test_a_batch_is_not_changed_by_a_call(family):
     our_model(family)(batch).last_hidden_state.sum().backward()
     for name, value in before.items():
         assert torch.equal(getattr(batch, name), value), name
+
+
+def test_C34_head_norm_of_a_constant_row_has_finite_fp16_gradients():
+    model = our_model("BE", "masked_lm", dtype=torch.float16).train()
+    with torch.no_grad():
+        model.head.transform.dense.weight.zero_()
+        model.head.transform.dense.bias.fill_(1.0)
+    batch = ef.Batch.from_lists([[5, 6, 7]])
+    model(batch, labels=batch.ids_T).loss.backward()
+    norm = model.head.transform.norm
+    assert norm.weight.grad.isfinite().all()
+    assert norm.bias.grad.isfinite().all()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from encoder_fast import text as text_module
 from encoder_fast.chunks import token_batches
 from encoder_fast.errors import WeightsError
 from encoder_fast.text import TextEncoder
@@ -244,27 +243,3 @@ def test_similarity(ours, theirs, name, monkeypatch):
     torch.testing.assert_close(ours.similarity(a, b), expected)
     got = ours.similarity(a[0].numpy(), b.numpy())
     assert isinstance(got, np.ndarray) and got.shape == (1, 4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"texts": ["a", 3]}, TypeError, r"texts\[1\] must be a string.*int 3"),
-        ({"texts": [None]}, TypeError, r"texts\[0\]"),
-        ({"texts": 7}, TypeError, "texts must be a string or a list"),
-        ({"texts": b"bytes"}, TypeError, "got bytes"),
-        ({"texts": ["a", "b\ud800"]}, ValueError, r"texts\[1\] is not valid Unicode"),
-        ({"texts": ["a"], "pooling": "median"}, ValueError, "median.*allowed: cls"),
-        ({"texts": ["a"], "truncate_dim": 0}, ValueError, "truncate_dim is 0; allowed: 1 to 384"),
-        ({"texts": ["a"], "truncate_dim": 385}, ValueError, "truncate_dim is 385"),
-        ({"texts": ["a"], "truncate_dim": 1.5}, TypeError, "truncate_dim"),
-        ({"texts": ["a"], "batch_tokens": 0}, ValueError, "batch_tokens is 0"),
-        ({"texts": ["a"], "prompt_name": "q"}, ValueError, "prompt_name 'q'.*'query', 'document'"),
-        ({"texts": ["a"], "prompt": "p", "prompt_name": "query"}, ValueError, "not both"),
-        ({"texts": ["a"], "prompt": 3}, TypeError, "prompt must be a string"),
-    ],
-)
-def test_bad_arguments_are_named_before_any_work(ours, monkeypatch, arguments, error, words):
-    monkeypatch.setattr(text_module, "Batch", None)
-    with pytest.raises(error, match=words):
-        ours.encode(**arguments)

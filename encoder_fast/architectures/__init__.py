@@ -16,7 +16,7 @@ def architecture_of(model_type: str | None) -> Architecture:
         ConfigError: none does; the text lists all that are known.
     """
     for architecture in ALL:
-        if model_type in architecture.model_types:
+        if isinstance(model_type, str) and model_type in architecture.model_types:
             return architecture
     known = sorted(t for architecture in ALL for t in architecture.model_types)
     raise ConfigError(f"model_type: got {model_type!r}, allowed are {known}")

@@ -3,7 +3,8 @@
 from typing import Any
 
 from encoder_fast.architectures._record import Rename
-from encoder_fast.config import Settings
+from encoder_fast.config_json import Settings
+from encoder_fast.kernels.activations import ACTIVATIONS
 
 LAYER = (
     Rename("layers.{w}.attention.out", "encoder.layer.{w}.attention.output.dense"),
@@ -28,20 +29,26 @@ STRAY = (r"(.*\.)?embeddings\.position_ids", r"(.*\.)?embeddings\.token_type_ids
 """Buffers of old files that are not weights."""
 
 
-def post_norm(s: Settings) -> dict[str, Any]:
-    """Fields of a post-norm encoder with learned positions and token types."""
+def post_norm(
+    s: Settings, pad: int = 0, dropout: float = 0.1, activation: str = "gelu"
+) -> dict[str, Any]:
+    """Fields of a post-norm encoder with learned positions and token types.
+
+    Args:
+        pad, dropout, activation: the family's, where the file has none.
+    """
     s.only("position_embedding_type", "absolute")
-    hidden_dropout = s.get("hidden_dropout_prob", 0.1)
+    hidden_dropout = s.probability("hidden_dropout_prob", dropout)
     return {
-        **s.common(),
+        **s.common(pad),
         "pre_norm": False,
         "gated_mlp": False,
-        "activation": s.get("hidden_act", "gelu"),
-        "norm_eps": s.get("layer_norm_eps", 1e-12),
-        "position_rows": s.need("max_position_embeddings"),
-        "type_rows": s.get("type_vocab_size", 2),
+        "activation": s.choice("hidden_act", activation, ACTIVATIONS),
+        "norm_eps": s.positive("layer_norm_eps", 1e-12),
+        "position_rows": s.count("max_position_embeddings"),
+        "type_rows": s.count("type_vocab_size", 2),
         "embedding_dropout": hidden_dropout,
         "hidden_dropout": hidden_dropout,
         "mlp_output_dropout": hidden_dropout,
-        "attention_dropout": s.get("attention_probs_dropout_prob", 0.1),
+        "attention_dropout": s.probability("attention_probs_dropout_prob", dropout),
     }

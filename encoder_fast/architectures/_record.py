@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from encoder_fast.config import EncoderConfig, Settings
+from encoder_fast.config import EncoderConfig
+from encoder_fast.config_json import Settings
 
 
 class Rename:

@@ -8,17 +8,18 @@ checkpoints `gelu_new`.
 
 from encoder_fast.architectures._bert_like import EMBEDDINGS, STRAY, post_norm
 from encoder_fast.architectures._record import Architecture, Head, Rename
-from encoder_fast.config import EncoderConfig, LayerPlan, Settings, require
+from encoder_fast.config import EncoderConfig, LayerPlan
+from encoder_fast.config_json import Settings, require
 
 
 def config(s: Settings) -> EncoderConfig:
     """config.json of an ALBERT checkpoint -> `EncoderConfig`."""
-    layers, groups = s.count("num_hidden_layers"), s.get("num_hidden_groups", 1)
-    inner = s.get("inner_group_num", 1)
+    layers, groups = s.count("num_hidden_layers"), s.count("num_hidden_groups", 1)
+    inner = s.count("inner_group_num", 1)
     require(
         "num_hidden_groups",
         groups,
-        groups > 0 and layers % groups == 0,
+        layers % groups == 0,
         f"a divisor of {layers} layers",
     )
     for key in ("net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"):
@@ -26,21 +27,13 @@ def config(s: Settings) -> EncoderConfig:
     plan = [
         LayerPlan(i * groups // layers * inner + j) for i in range(layers) for j in range(inner)
     ]
-    fields = post_norm(s)
-    hidden_dropout = s.get("hidden_dropout_prob", 0.0)
-    fields |= {
-        "embedding_dropout": hidden_dropout,
-        "hidden_dropout": hidden_dropout,
-        "mlp_output_dropout": 0.0,
-        "attention_dropout": s.get("attention_probs_dropout_prob", 0.0),
-        "activation": s.get("hidden_act", "gelu_new"),
-    }
+    fields = post_norm(s, dropout=0.0, activation="gelu_new") | {"mlp_output_dropout": 0.0}
     return EncoderConfig(
         architecture="albert",
-        embedding_size=s.get("embedding_size", 128),
+        embedding_size=s.count("embedding_size", 128),
         project_embeddings=True,
         plan=tuple(plan),
-        classifier_dropout=s.get("classifier_dropout_prob", 0.1),
+        classifier_dropout=s.probability("classifier_dropout_prob", 0.1),
         **fields,
     )
 

@@ -6,7 +6,8 @@ SpanBERT's encoder is a cased BERT and loads here.
 
 from encoder_fast.architectures._bert_like import EMBEDDINGS, LAYER, STRAY, post_norm
 from encoder_fast.architectures._record import Architecture, Head, Rename
-from encoder_fast.config import EncoderConfig, LayerPlan, Settings
+from encoder_fast.config import EncoderConfig, LayerPlan
+from encoder_fast.config_json import Settings
 
 
 def config(s: Settings) -> EncoderConfig:
@@ -16,7 +17,7 @@ def config(s: Settings) -> EncoderConfig:
         architecture="bert",
         embedding_size=fields["hidden_size"],
         plan=tuple(LayerPlan(i) for i in range(s.count("num_hidden_layers"))),
-        classifier_dropout=s.get("classifier_dropout", fields["hidden_dropout"]),
+        classifier_dropout=s.probability("classifier_dropout", fields["hidden_dropout"]),
         **fields,
     )
 

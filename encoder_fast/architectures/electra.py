@@ -7,7 +7,8 @@ norm; a GELU classifier).
 
 from encoder_fast.architectures._bert_like import EMBEDDINGS, LAYER, STRAY, post_norm
 from encoder_fast.architectures._record import Architecture, Head, Rename
-from encoder_fast.config import EncoderConfig, LayerPlan, Settings
+from encoder_fast.config import EncoderConfig, LayerPlan
+from encoder_fast.config_json import Settings
 
 
 def config(s: Settings) -> EncoderConfig:
@@ -22,13 +23,13 @@ def config(s: Settings) -> EncoderConfig:
         "summary_proj_to_labels",
     ):
         s.get(key)  # the multiple-choice head's, which no head here uses
-    embedding_size = s.get("embedding_size", 128)
+    embedding_size = s.count("embedding_size", 128)
     return EncoderConfig(
         architecture="electra",
         embedding_size=embedding_size,
         project_embeddings=embedding_size != fields["hidden_size"],
         plan=tuple(LayerPlan(i) for i in range(s.count("num_hidden_layers"))),
-        classifier_dropout=s.get("classifier_dropout", fields["hidden_dropout"]),
+        classifier_dropout=s.probability("classifier_dropout", fields["hidden_dropout"]),
         **fields,
     )
 

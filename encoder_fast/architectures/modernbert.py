@@ -8,73 +8,62 @@ the total width: 128 means a distance of at most 64, 129 keys. Hub configs also 
 """
 
 from encoder_fast.architectures._record import Architecture, Head, Rename
-from encoder_fast.config import EncoderConfig, LayerPlan, Settings, require
+from encoder_fast.config import EncoderConfig, LayerPlan
+from encoder_fast.config_json import Settings, is_count, is_number, require
 from encoder_fast.errors import ConfigError
+from encoder_fast.kernels.activations import ACTIVATIONS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def _layer_types(s: Settings) -> list[str]:
     """Either spelling: `layer_types`, or every n-th layer global."""
-    layers, types, every = (
-        s.count("num_hidden_layers"),
-        s.get("layer_types"),
-        s.get("global_attn_every_n_layers"),
-    )
+    layers, types = s.count("num_hidden_layers"), s.get("layer_types")
+    every = s.get("global_attn_every_n_layers")
     if types is None and every is None:
         raise ConfigError(
             "layer_types: missing, and so is global_attn_every_n_layers; one of them is needed"
         )
     if types is None:
-        require(
-            "global_attn_every_n_layers",
-            every,
-            isinstance(every, int) and every > 0,
-            "a positive integer",
-        )
-        types = [SLIDING if i % every else FULL for i in range(layers)]
-    require(
-        "layer_types",
-        types,
-        len(types) == layers and set(types) <= {FULL, SLIDING},
-        f"{layers} of {FULL!r} and {SLIDING!r}",
-    )
+        every = s.count("global_attn_every_n_layers")
+        return [SLIDING if i % every else FULL for i in range(layers)]
+    known = isinstance(types, list) and all(kind in (FULL, SLIDING) for kind in types)
+    wanted = f"a list of {layers} of {FULL!r} and {SLIDING!r}"
+    require("layer_types", types, known and len(types) == layers, wanted)
     return types
+
+
+def _old_thetas(s: Settings) -> dict[str, float | None]:
+    """Rotary base by layer type from `global_rope_theta` and `local_rope_theta`."""
+    thetas = {}
+    for kind, key in ((FULL, "global_rope_theta"), (SLIDING, "local_rope_theta")):
+        thetas[kind] = None if s.get(key) is None else s.positive(key, 1.0)
+    return thetas
 
 
 def _thetas(s: Settings) -> dict[str, float]:
     """Rotary base by layer type, from either spelling. Only plain rotary embedding is known."""
     s.only("rope_scaling", None, {})
-    new, old_full = s.get("rope_parameters"), s.get("global_rope_theta")
-    old_sliding = s.get("local_rope_theta")
+    old, new = _old_thetas(s), s.get("rope_parameters")
     if new is None:
-        if old_full is None:
+        if old[FULL] is None:
             raise ConfigError(
                 "rope_parameters: missing, and so is global_rope_theta; one of them is needed"
             )
-        return {
-            FULL: float(old_full),
-            SLIDING: float(old_full if old_sliding is None else old_sliding),
-        }
-    fallback = {FULL: old_full, SLIDING: old_sliding}
+        return {kind: old[FULL] if theta is None else theta for kind, theta in old.items()}
+    known = isinstance(new, dict) and set(new) <= {FULL, SLIDING}
+    require("rope_parameters", new, known, f"an object of only {FULL!r} and {SLIDING!r}")
     thetas = {}
     for kind in (FULL, SLIDING):
-        given = new.get(kind) or {}
-        require(
-            f"rope_parameters[{kind}]",
-            given,
-            set(given) <= {"rope_theta", "rope_type"},
-            "only rope_theta and rope_type",
-        )
-        require(
-            "rope_type",
-            given.get("rope_type", "default"),
-            given.get("rope_type", "default") == "default",
-            "'default'",
-        )
-        theta = given.get("rope_theta", fallback[kind])
+        name, given = f"rope_parameters[{kind}]", {} if new.get(kind) is None else new[kind]
+        known = isinstance(given, dict) and set(given) <= {"rope_theta", "rope_type"}
+        require(name, given, known, "an object of only rope_theta and rope_type")
+        rope_type = given.get("rope_type", "default")
+        require(f"{name} rope_type", rope_type, rope_type == "default", "'default'")
+        theta = given.get("rope_theta", old[kind])
         if theta is not None:
-            require("rope_theta", theta, theta > 0, "a positive number")
+            ok = is_number(theta) and theta > 0
+            require(f"{name} rope_theta", theta, ok, "a positive number")
             thetas[kind] = float(theta)
     return thetas
 
@@ -89,36 +78,31 @@ def config(s: Settings) -> EncoderConfig:
         raise ConfigError(f"rope_parameters: got no rope_theta for {sorted(missing)}")
     width = s.get("local_attention")
     if SLIDING in types:
-        require(
-            "local_attention",
-            width,
-            isinstance(width, int) and width >= 0,
-            "a non-negative integer",
-        )
-    halves = {FULL: None, SLIDING: None if width is None else width // 2}
-    fields = s.common()
+        require("local_attention", width, is_count(width, 0), "a non-negative integer")
+    halves = {FULL: None, SLIDING: width // 2 if SLIDING in types else None}
+    fields = s.common(pad=50283)
     return EncoderConfig(
         architecture="modernbert",
         embedding_size=fields["hidden_size"],
         plan=tuple(LayerPlan(i, halves[t], thetas[t]) for i, t in enumerate(types)),
         pre_norm=True,
         gated_mlp=True,
-        activation=s.get("hidden_activation", "gelu"),
-        norm_eps=s.get("norm_eps", 1e-5),
-        norm_bias=s.get("norm_bias", False),
-        attention_bias=s.get("attention_bias", False),
-        mlp_bias=s.get("mlp_bias", False),
+        activation=s.choice("hidden_activation", "gelu", ACTIVATIONS),
+        norm_eps=s.positive("norm_eps", 1e-5),
+        norm_bias=s.flag("norm_bias", False),
+        attention_bias=s.flag("attention_bias", False),
+        mlp_bias=s.flag("mlp_bias", False),
         position_rows=None,
         type_rows=0,
-        embedding_dropout=s.get("embedding_dropout", 0.0),
-        hidden_dropout=s.get("attention_dropout", 0.0),
-        attention_dropout=s.get("attention_dropout", 0.0),
-        mlp_inner_dropout=s.get("mlp_dropout", 0.0),
-        classifier_dropout=s.get("classifier_dropout", 0.0),
-        classifier_pooling=s.get("classifier_pooling", "cls"),
-        classifier_activation=s.get("classifier_activation", "gelu"),
-        classifier_bias=s.get("classifier_bias", False),
-        decoder_bias=s.get("decoder_bias", True),
+        embedding_dropout=s.probability("embedding_dropout", 0.0),
+        hidden_dropout=s.probability("attention_dropout", 0.0),
+        attention_dropout=s.probability("attention_dropout", 0.0),
+        mlp_inner_dropout=s.probability("mlp_dropout", 0.0),
+        classifier_dropout=s.probability("classifier_dropout", 0.0),
+        classifier_pooling=s.choice("classifier_pooling", "cls", ("cls", "mean")),
+        classifier_activation=s.choice("classifier_activation", "gelu", ACTIVATIONS),
+        classifier_bias=s.flag("classifier_bias", False),
+        decoder_bias=s.flag("decoder_bias", True),
         **fields,
     )
 

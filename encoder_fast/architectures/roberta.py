@@ -7,19 +7,21 @@ classifier has a tanh layer of its own.
 
 from encoder_fast.architectures._bert_like import EMBEDDINGS, LAYER, STRAY, post_norm
 from encoder_fast.architectures._record import Architecture, Head, Rename
-from encoder_fast.config import EncoderConfig, LayerPlan, Settings
+from encoder_fast.config import EncoderConfig, LayerPlan
+from encoder_fast.config_json import Settings, require
 
 
 def config(s: Settings) -> EncoderConfig:
     """config.json of a RoBERTa checkpoint -> `EncoderConfig`."""
-    fields = post_norm(s)
-    s.need("pad_token_id")
+    fields = post_norm(s, pad=1)
+    pad = fields["pad_token_id"]
+    require("pad_token_id", pad, pad is not None, "a number (positions start after it)")
     return EncoderConfig(
         architecture="roberta",
         embedding_size=fields["hidden_size"],
         plan=tuple(LayerPlan(i) for i in range(s.count("num_hidden_layers"))),
-        classifier_dropout=s.get("classifier_dropout", fields["hidden_dropout"]),
-        position_offset=fields["pad_token_id"],
+        classifier_dropout=s.probability("classifier_dropout", fields["hidden_dropout"]),
+        position_offset=pad,
         **fields,
     )
 

@@ -27,8 +27,7 @@ REQUIRED = (
     ("rich", "rich", "tables and progress bars", "pip install rich"),
 )
 OPTIONAL = (
-    ("triton", "triton", "the GPU kernels", "pip install 'encoder-fast[gpu]'"),
-    ("flash_attn", "flash-attn", "attention on NVIDIA GPUs", "pip install flash-attn"),
+    ("triton", "triton", "torch.compile on a GPU", "pip install 'encoder-fast[gpu]'"),
     ("transformers", "transformers", "comparisons", "pip install 'encoder-fast[hf]'"),
     (
         "sentence_transformers",

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  encoder-fast embed docs.jsonl --field body --id-field doc --model ./m -o docs.parquet\n"
         "  cut -f2 rows.tsv | encoder-fast embed - --model ./m -o rows.npy --dtype auto"
     )
+    default = f"default: ENCODER_FAST_BATCH_TOKENS, or {settings.BATCH_TOKENS}"
     add = parser.add_argument
     add("input", help="text file (one text per line), .jsonl file, or - for standard input")
     add("--model", "-m", required=True, help="model folder, or hub id")
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, help="default: the model's own; auto: the fastest here")
     add("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, ...")
     add("--backend", default="auto", help="auto (default), or the one that must run every op")
-    add("--pooling", help="cls, mean, max, weighted, last, mean_sqrt_len (default: the model's)")
+    add("--pooling", help="cls, mean, max, weighted, last, mean_sqrt_len; or several, as cls+mean")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--normalize", action="store_true", default=None, help="scale to length 1")
     group.add_argument("--no-normalize", dest="normalize", action="store_false", help="do not")
@@ -42,12 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompt", help="text put before each text")
     group.add_argument("--prompt-name", help="name of one of the model's prompts")
     add("--max-length", type=int, help="longest text in tokens (default: the model's)")
-    add("--batch-tokens", type=int, help="tokens in one forward pass (default: 16384)")
+    add("--batch-tokens", type=int, help=f"tokens in one forward pass ({default})")
     add("--json", action="store_true", help="print the final numbers as JSON on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
     writer = writers.choose(args.output)
+    _check_columns(args)
     texts, ids = readers.read_texts(args.input, args.field, args.id_field)
     encoder = _encoder(args)
     start = time.perf_counter()
@@ -67,9 +69,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_columns(args: argparse.Namespace) -> None:
+    """An .npy holds vectors only, so options that ask for more would be lost."""
+    for name, asked in (("--id-field", args.id_field is not None), ("--with-text", args.with_text)):
+        if asked and Path(args.output).suffix.lower() != ".parquet":
+            raise ValueError(f"{name} needs a .parquet --output, got {args.output!r}")
+
+
 def _options(args: argparse.Namespace) -> dict:
     return {
-        "pooling": args.pooling and args.pooling.split("+"),
+        "pooling": None if args.pooling is None else args.pooling.split("+"),
         "normalize": args.normalize,
         "truncate_dim": args.truncate_dim,
         "batch_tokens": settings.batch_tokens() if args.batch_tokens is None else args.batch_tokens,
@@ -81,12 +90,13 @@ def _options(args: argparse.Namespace) -> dict:
 def _encoder(args: argparse.Namespace):
     import torch
 
-    from encoder_fast.hardware import fastest_dtype
+    from encoder_fast.hardware import fastest_dtype, usable_device
     from encoder_fast.text import TextEncoder
 
     device = args.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = usable_device(device)
     dtype = args.dtype
     if dtype == "auto":
         dtype, reason = fastest_dtype(device)

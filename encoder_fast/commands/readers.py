@@ -20,19 +20,23 @@ def read_texts(
     lines = _lines(source)
     if not jsonl:
         return list(lines), None
+    field = "text" if field is None else field
     texts, ids = [], []
     for number, line in enumerate(lines, 1):
         if line.strip():
             record = _record(line, source, number)
-            texts.append(_string(record, field or "text", source, number))
-            ids.append(_value(record, id_field, source, number) if id_field else None)
-    return texts, ids if id_field else None
+            texts.append(_string(record, field, source, number))
+            if id_field is not None:
+                ids.append(_value(record, id_field, source, number))
+    return texts, None if id_field is None else ids
 
 
 def _lines(source):
     """Yields lines without their ends. Split at newlines only: the other separators that Python's
     `splitlines` knows may stand inside a text."""
     if source == "-":
+        if sys.stdin is None:
+            raise ValueError("standard input is closed")
         yield from _decoded(sys.stdin.buffer, "standard input")
         return
     with open(source, "rb") as file:
@@ -71,4 +75,7 @@ def _string(record, field, source, number):
     if not isinstance(value, str):
         kind = type(value).__name__
         raise ValueError(f"{source}:{number}: field {field!r} must be a string, got {kind}")
+    # A lone surrogate, which only an escape can write: no tokenizer takes it.
+    if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise ValueError(f"{source}:{number}: field {field!r} is not valid Unicode")
     return value

@@ -55,6 +55,8 @@ def _id_column(pa, ids):
         return pa.array(ids)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ValueError(f"--id-field: the ids are not of one type: {error}") from None
+    except (OverflowError, UnicodeError) as error:
+        raise ValueError(f"--id-field: an id does not fit a .parquet: {error}") from None
 
 
 def _pyarrow():
