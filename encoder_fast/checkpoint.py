@@ -14,7 +14,7 @@ from torch import Tensor
 
 from encoder_fast.errors import ConfigError, WeightsError
 
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 READING = (SafetensorError, RuntimeError, OSError, ValueError)
 """What reading a safetensors file raises."""
 TEXT_FILES = ["*.json", "*.txt", "*.model", "*/*.json"]
@@ -24,8 +24,11 @@ def resolve_folder(path_or_id: str | Path) -> Path:
     """A local folder as it is, or a hub id as a downloaded snapshot.
 
     Raises:
+        TypeError: neither text nor a path.
         WeightsError: neither a folder nor an id that the hub (or its local cache) can serve.
     """
+    if not isinstance(path_or_id, (str, Path)):
+        raise TypeError(f"path: got {path_or_id!r}, a folder or a hub id needed")
     path = Path(path_or_id).expanduser()
     named = bool(str(path_or_id))
     if named and path.is_dir():

@@ -67,9 +67,7 @@ def _labelled(x_TW: Tensor, labels_T: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class MaskedLM(nn.Module):
-    """Transform, then scores of all words by the token table (`decoder` only where a checkpoint
-    does not tie it).
-    """
+    """Transform, then scores of all words by the token table, or by an untied `decoder`."""
 
     token_fill: ClassVar[dict] = {"logits": 0.0}
 
@@ -195,7 +193,8 @@ class Rerank(SequenceClassification):
 
     def __init__(self, ops: Ops, c: EncoderConfig, **options):
         if c.num_labels != 1:
-            raise ValueError(f"num_labels: got {c.num_labels}, head 'rerank' needs 1")
+            hint = "num_labels=1 starts a new one"
+            raise ValueError(f"num_labels: got {c.num_labels}, head 'rerank' needs 1; {hint}")
         super().__init__(ops, c, **options)
         self.problem_type = c.problem_type or "multi_label_classification"
         self.activation = getattr(nn, c.score_kind)()

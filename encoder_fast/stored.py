@@ -131,11 +131,10 @@ class Reader:
         if len(fresh) < len(missing):
             names = [n for p in set(missing) - set(fresh) for n in table[p].names]
             names = [n for n in names if n not in self.by_name]
-            hint = (
-                ""
-                if any(p.startswith("encoder.") for p in missing)
-                else "; num_labels=... starts a new head"
+            classifier = hasattr(model.head, "out") and not any(
+                parameter.startswith("encoder.") for parameter in missing
             )
+            hint = "; num_labels=... starts a new head" if classifier else ""
             raise WeightsError(f"weights: missing {listing(names)}{hint}")
         model.load_state_dict(state, strict=False, assign=True)
         start_fresh(model, fresh, dtype, device)
@@ -187,7 +186,7 @@ class Reader:
 def start_fresh(model: Model, names: list[str], dtype: torch.dtype, device: torch.device) -> None:
     """Random values for a new head: normal matrices, zero biases, unit norms."""
     if names:
-        warnings.warn(f"new head: {listing(names)} start at random values", stacklevel=4)
+        warnings.warn(f"new head: {listing(names)} start at random values", stacklevel=5)
     for name in names:
         module, _, last = name.rpartition(".")
         owner, old = model.get_submodule(module), model.get_parameter(name)

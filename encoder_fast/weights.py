@@ -145,7 +145,10 @@ def from_config(
 
     Raises:
         ConfigError, BackendError: as `load`.
+        TypeError: `values` is not a dictionary.
     """
+    if not isinstance(values, dict):
+        raise TypeError(f"values: got {type(values).__name__}, a config.json's dictionary needed")
     dtype, device = _dtype(dtype) or torch.float32, _device(device)
     arch = architecture_of(values.get("model_type"))
     settings = Settings(values, ignore_config_keys)
