@@ -163,6 +163,7 @@ def environment() -> dict:
 
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
+    sys.stdout.reconfigure(line_buffering=True)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
