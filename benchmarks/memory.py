@@ -20,14 +20,14 @@ def _status(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(contender: str, folder: str, tokens: int, dtype: str) -> dict[str, float]:
+def measure(contender: str, folder: str, tokens: int, dtype: str, threads: int) -> dict[str, float]:
     """Run in a fresh process: MiB that one forward of `tokens` adds, and the process's whole
     peak.
     """
     import torch
     from contenders import CONTENDERS
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(threads)
     with torch.inference_mode():
         call = CONTENDERS[contender].build(Path(folder), getattr(torch, dtype))
         ids = torch.randint(5, 50_000, (1, tokens), generator=torch.Generator().manual_seed(0))
@@ -39,17 +39,14 @@ def measure(contender: str, folder: str, tokens: int, dtype: str) -> dict[str, f
         return {"added_mib": (_status("VmHWM") - before) / MIB, "peak_mib": _status("VmHWM") / MIB}
 
 
-def in_process_of_its_own(
-    contender: str, folder: Path, tokens: int, dtype: str
-) -> dict[str, float]:
+def in_process_of_its_own(contender: str, folder: Path, tokens: int, options) -> dict[str, float]:
     """`measure` in a child."""
-    arguments = [contender, str(folder), str(tokens), dtype]
-    command = [sys.executable, "-P" if sys.version_info >= (3, 11) else "-E", __file__, *arguments]
+    arguments = [contender, str(folder), str(tokens), options.dtype, str(options.threads)]
+    command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    name, folder, tokens, dtype = sys.argv[1:]
-    print(json.dumps(measure(name, folder, int(tokens), dtype)))
+    name, folder, tokens, dtype, threads = sys.argv[1:]
+    print(json.dumps(measure(name, folder, int(tokens), dtype, int(threads))))

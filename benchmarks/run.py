@@ -10,17 +10,21 @@ The last line of output is JSON.
 """
 
 import argparse
+import datetime
 import json
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 
 def accuracy(outputs: dict, oracle, baseline: str) -> dict[str, str | None]:
-    """Why an output is not good enough: error against fp32 above 3x the baseline's, in the largest
-    or the RMS.
+    """Why an output is not good enough: error against the baseline's own fp32 run above 3x that of
+    the baseline, in the largest or the RMS.
     """
     errors = {name: (x.float() - oracle).abs() for name, x in outputs.items()}
     verdicts = {}
@@ -87,6 +91,13 @@ def one_workload(workload, calls: dict, oracle_call, options) -> dict:
     return rows
 
 
+def known(option: str, given: list[str], allowed: dict) -> None:
+    """Exit with one sentence if a name is not known."""
+    unknown = sorted(set(given) - set(allowed))
+    if unknown:
+        sys.exit(f"{option}: got {unknown}, allowed are {list(allowed)}")
+
+
 def models(options) -> dict:
     """Every workload for every contender that can take part."""
     import torch
@@ -95,14 +106,17 @@ def models(options) -> dict:
 
     import encoder_fast as ef
 
-    unknown = set(options.workloads) - set(WORKLOADS)
-    if unknown:
-        sys.exit(f"--workloads: got {sorted(unknown)}, allowed are {list(WORKLOADS)}")
+    known("--workloads", options.workloads, WORKLOADS)
+    known("--contenders", options.contenders, CONTENDERS)
     torch.set_num_threads(options.threads)
     options.torch_dtype = getattr(torch, options.dtype)
     report = {}
     with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
         folder = modernbert_base_folder(Path(scratch))
+        model = ef.load(folder, dtype=options.torch_dtype, backend="torch")
+        options.config = model.config
+        options.ops = {op: entry["runs"] for op, entry in ef.backends(model).items()}
+        del model
         calls = {}
         for name in options.contenders or (OURS, BASELINE):
             reason = CONTENDERS[name].why_not()
@@ -112,12 +126,7 @@ def models(options) -> dict:
                 calls[name] = CONTENDERS[name].build(folder, options.torch_dtype)
         if BASELINE not in calls:
             sys.exit(f"{BASELINE} is what ratios refer to, and it cannot run")
-        exact = ef.load(folder, dtype=torch.float32, backend="torch")
-        options.config = exact.config
-
-        def oracle(ids, mask):
-            return exact(ids, mask).last_hidden_state
-
+        oracle = CONTENDERS[BASELINE].build(folder, torch.float32)
         for name in options.workloads or WORKLOADS:
             report[name] = one_workload(WORKLOADS[name], calls, oracle, options)
     return report
@@ -126,16 +135,20 @@ def models(options) -> dict:
 def memory(options) -> dict:
     """Peak memory by contender and length."""
     import memory as probe
-    from contenders import BASELINE, OURS, modernbert_base_folder
+    from contenders import BASELINE, CONTENDERS, OURS, modernbert_base_folder
 
+    known("--contenders", options.contenders, CONTENDERS)
     if probe.why_not():
         sys.exit(f"memory: {probe.why_not()}")
     report = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = modernbert_base_folder(Path(scratch))
         for name in options.contenders or (OURS, BASELINE):
+            if CONTENDERS[name].why_not():
+                print(f"{name}: not run, {CONTENDERS[name].why_not()}")
+                continue
             for tokens in (2048, 4096, 8192):
-                found = probe.in_process_of_its_own(name, folder, tokens, options.dtype)
+                found = probe.in_process_of_its_own(name, folder, tokens, options)
                 report[f"{name} 1x{tokens}"] = found
                 print(
                     f"{name:22s} 1x{tokens:<5d} one forward adds {found['added_mib']:7.0f} MiB, "
@@ -143,6 +156,13 @@ def memory(options) -> dict:
                     flush=True,
                 )
     return report
+
+
+def commit() -> str | None:
+    """Commit of this tree, with a mark if files differ from it; None outside git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() or None
 
 
 def environment() -> dict:
@@ -153,8 +173,11 @@ def environment() -> dict:
     names = [x.split(":")[1].strip() for x in cpu.splitlines() if x.startswith("model name")]
     flags = [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f in cpu.split()]
     return {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "transformers": version("transformers") if find_spec("transformers") else None,
         "flags": flags,
         "cpu": names[0] if names else platform.processor(),
         "machine": platform.machine(),
@@ -178,6 +201,8 @@ def main() -> None:
     print(environment())
     report = {"models": models, "memory": memory}[options.suite](options)
     settings = {"dtype": options.dtype, "threads": options.threads}
+    if options.suite == "models":
+        settings["encoder_fast ops"] = options.ops
     print(json.dumps({"environment": environment(), "settings": settings, "results": report}))
 
 

@@ -30,8 +30,8 @@ class Workload:
 
 
 def _uniform(texts: int, longest: int, mean: int) -> tuple[int, ...]:
-    """Lengths spread evenly from `2 * mean - longest` to `longest`, in a mixed order."""
-    shortest = 2 * mean - longest + 2
+    """Lengths spread evenly from `2 * mean - longest`, but at least 2, to `longest`, shuffled."""
+    shortest = max(2, 2 * mean - longest)
     lengths = torch.linspace(shortest, longest, texts).round().long()
     order = torch.randperm(texts, generator=torch.Generator().manual_seed(0))
     return tuple(lengths[order].tolist())
