@@ -33,7 +33,7 @@ def packages():
 
 EXTRAS = {
     "gpu": ["triton>=3.2; sys_platform == 'linux'"],
-    "hf": ["transformers>=4.48", "sentence-transformers>=3.3"],
+    "hf": ["transformers>=4.57", "sentence-transformers>=3.3"],
     "train": ["accelerate>=1.0", "datasets>=3.0"],
     "bench": ["matplotlib>=3.8", "pytest-benchmark>=5.0", "onnxruntime>=1.19", "openvino>=2024.4"],
     "test": [
@@ -43,7 +43,7 @@ EXTRAS = {
         "pytest>=8.2",
         "pytest-benchmark>=5.0",
         "sentence-transformers>=3.3",
-        "transformers>=4.48",
+        "transformers>=4.57",
     ],
 }
 

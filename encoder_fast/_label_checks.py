@@ -69,3 +69,16 @@ def within_0_and_1(labels: Tensor) -> None:
     odd = ~((labels >= 0) & (labels <= 1))
     if not torch.compiler.is_compiling() and odd.any():
         raise ValueError(f"labels: got {labels[odd][0].item()}, 0 to 1 needed")
+
+
+def unsupported(output_attentions: bool, head_mask: object, return_dict: bool) -> None:
+    """Refuse what transformers' models take and these do not, and name the way out."""
+    if output_attentions:
+        raise ValueError(
+            "output_attentions: got True; attention probabilities are never held "
+            "(use transformers' eager attention)"
+        )
+    if head_mask is not None:
+        raise ValueError("head_mask: got a mask; heads cannot be masked (use transformers' model)")
+    if return_dict is not True and return_dict is not None:
+        raise ValueError(f"return_dict: got {return_dict!r}; call to_tuple() on the result instead")

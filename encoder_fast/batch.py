@@ -2,8 +2,8 @@
 
 Every input form becomes the same thing: tokens of all sequences one after the other, `cu_seqlens`
 that says where each starts, and what must travel with each token (its column before padding was
-removed, type, explicit position). All numbers that later code needs on the host are read here,
-once; nothing after this file waits for a device.
+removed, type, explicit position). All numbers that the encoder needs on the host are read here,
+once; nothing in the encoder waits for a device (checking labels does).
 """
 
 from collections.abc import Sequence

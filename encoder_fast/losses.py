@@ -113,8 +113,8 @@ def span_loss(
     """Extractive question answering: mean of the two cross-entropies over the tokens of each text.
 
     A position beyond the text, or at a slot without a token, leaves its text out, and a negative
-    one counts as 0, as in transformers (which also lets padding slots take part in the softmax;
-    here they do not).
+    one (-100 too) counts as 0, as in transformers (which also lets padding slots take part in the
+    softmax; here they do not).
 
     Args:
         start_T, end_T: scores of each packed token, `(T,)`.

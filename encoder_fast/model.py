@@ -154,6 +154,8 @@ class Model(nn.Module):
         output_hidden_states: bool = False,
         return_logits: bool | None = None,
         output_attentions: bool = False,
+        head_mask: None = None,
+        return_dict: bool = True,
     ) -> Output:
         """Padded in, padded out; a `Batch` in, packed out.
 
@@ -172,11 +174,7 @@ class Model(nn.Module):
         Raises:
             TypeError, ValueError: an argument of a wrong type, shape, dtype, device or range.
         """
-        if output_attentions:
-            raise ValueError(
-                "output_attentions: got True; attention probabilities are never held "
-                "(use transformers' eager attention)"
-            )
+        check.unsupported(output_attentions, head_mask, return_dict)
         batch, padded = self._batch(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
         )

@@ -32,7 +32,7 @@ class Source:
     also: tuple[str, ...]
 
 
-def _fill(rename: Rename, config: EncoderConfig, arch: Architecture) -> Iterator[Rename]:
+def _per_layer(rename: Rename, config: EncoderConfig, arch: Architecture) -> Iterator[Rename]:
     """A rename without `{w}`: one per layer, or itself."""
     if "{w}" not in rename.ours:
         yield rename
@@ -47,7 +47,7 @@ def sources(model: Model, prefixed: bool) -> dict[str, Source]:
     config, arch = model.config, by_name(model.config.architecture)
     prefix = arch.prefix if prefixed else ""
     table: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-    for rename in (r for top in arch.renames for r in _fill(top, config, arch)):
+    for rename in (r for top in arch.renames for r in _per_layer(top, config, arch)):
         table[f"encoder.{rename.ours}"] = tuple(prefix + t for t in rename.theirs), rename.also
     name = "sequence_classification" if model.head_name == "rerank" else model.head_name
     for rename in arch.heads[name].renames if name in arch.heads else ():
@@ -131,10 +131,10 @@ class Reader:
         if len(fresh) < len(missing):
             names = [n for p in set(missing) - set(fresh) for n in table[p].names]
             names = [n for n in names if n not in self.by_name]
-            classifier = hasattr(model.head, "out") and not any(
-                parameter.startswith("encoder.") for parameter in missing
+            in_encoder = any(
+                p.startswith("encoder.") and not p.startswith("encoder.pooler.") for p in missing
             )
-            hint = "; num_labels=... starts a new head" if classifier else ""
+            hint = "" if in_encoder else "; new_head=True starts them at random values"
             raise WeightsError(f"weights: missing {listing(names)}{hint}")
         model.load_state_dict(state, strict=False, assign=True)
         start_fresh(model, fresh, dtype, device)
@@ -158,23 +158,22 @@ class Reader:
         """Refuse names that belong to no part of the family: not to the encoder, nor to any of its
         heads.
         """
-        known = [r.theirs + r.also for head in self.arch.heads.values() for r in head.renames]
-        known = tuple(f"{name}." for names in known for name in names)
-        prefix = self.arch.prefix if self.prefixed else ""
-        known += (f"{prefix}pooler.",)
-        exact = {
+        modules = {
             name
             for head in self.arch.heads.values()
             for r in head.renames
             for name in (*r.theirs, *r.also)
         }
+        poolers = {name for r in self.arch.renames if r.ours == "pooler" for name in r.theirs}
+        modules |= {(self.arch.prefix if self.prefixed else "") + name for name in poolers}
+        # A rename names a module, or one parameter of it.
+        known = modules | {f"{name}.{last}" for name in modules for last in ("weight", "bias")}
         stray = [re.compile(pattern) for pattern in self.arch.stray]
         unexpected = [
             name
             for name in self.by_name
             if name not in used
-            and name not in exact
-            and not name.startswith(known)
+            and name not in known
             and not any(pattern.fullmatch(name) for pattern in stray)
         ]
         if unexpected:

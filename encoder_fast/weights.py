@@ -29,7 +29,11 @@ def _request(config: EncoderConfig, dtype: torch.dtype, device: torch.device) ->
 
 
 def _with_labels(config: EncoderConfig, head: str | None, num_labels: int | None) -> EncoderConfig:
-    return config if num_labels is None else replace(config, num_labels=num_labels)
+    if num_labels is None:
+        return config
+    if head in ("masked_lm", "pretraining", "question_answering", "embedding"):
+        raise ValueError(f"num_labels: got {num_labels}, but head {head!r} has no such choice")
+    return replace(config, num_labels=num_labels)
 
 
 def _needs_pooler(arch: Architecture, head: str | None) -> bool:
@@ -65,19 +69,20 @@ def load(
     backend: str = "auto",
     num_labels: int | None = None,
     ignore_config_keys: Iterable[str] = (),
+    new_head: bool = False,
 ) -> Model:
     """A model in eval mode with a checkpoint's weights.
 
     Args:
         path: folder with config.json and safetensors (or weights-only loadable .bin) files, or a
             hub id.
-        head: None or one of `model.HEADS`. Its weights must be in the files, unless `num_labels`
-            asks for a new head.
+        head: None or one of `model.HEADS`.
         dtype: None keeps the checkpoint's.
         backend: "auto", or a name that must serve every op.
-        num_labels: outputs of the classifier. Where the files have none, it starts at random
-            values, with a warning.
+        num_labels: outputs of a classifier; implies `new_head`.
         ignore_config_keys: settings of config.json to accept although nothing here knows them.
+        new_head: head weights that the files do not have start at random values, with a warning;
+            they are an error otherwise.
 
     Raises:
         ValueError: a head, dtype or device that there is not, by the argument's name.
@@ -101,7 +106,7 @@ def load(
     with torch.device("meta"):
         ops = resolve(backend, _request(config, dtype, device))
         model = Model(config, ops, head, keep_pooler or _needs_pooler(arch, head), options)
-    reader.fill(model, dtype, device, new_head=num_labels is not None)
+    reader.fill(model, dtype, device, new_head=new_head or num_labels is not None)
     return model.eval()
 
 

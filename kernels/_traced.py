@@ -2,8 +2,7 @@
 
 How the eager form groups sequences depends on their lengths, which a traced graph must not bake in.
 Here lengths are a tensor input, so one graph serves every batch. Eager calls skip this file: the
-dispatcher costs time and autograd saves more than it needs (the backward below computes the forward
-again).
+dispatcher costs time, and the backward below computes the forward a second time.
 """
 
 from dataclasses import dataclass

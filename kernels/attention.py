@@ -3,10 +3,9 @@
     o_i = sum_j p_ij v_j,   p_i = softmax over visible j of (q_i . k_j / sqrt(D))
 
 `visible` is the one definition of who sees whom. A window of half-width `half` counts *columns*,
-the token's index in
-its own sequence before padding was removed: |column_i - column_j| <= half, both ends included, so
-`local_attention = 128`
-is half 64 and 129 keys. Sequences never meet: each is attended from its own rows only.
+the token's index in its own sequence before padding was removed: |column_i - column_j| <= half,
+both ends included, so `local_attention = 128` is half 64 and 129 keys. Sequences never meet: each
+is attended from its own rows only.
 
 The `torch` backend takes all sequences of one length together (no padding, no mask for global
 attention) and cuts a local layer into blocks of queries with the one window of keys that they can

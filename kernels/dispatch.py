@@ -1,8 +1,8 @@
 """Which backend runs which op. Decided once, when a model is built; a forward never asks.
 
 `auto` takes, op by op, the first backend in `BACKENDS` that has no reason to refuse. A named
-backend must serve every
-op, else one error lists each reason: an explicit choice never falls back silently.
+backend must serve every op, else one error lists each reason: an explicit choice never falls back
+silently.
 
 To add a backend: name it in `BACKENDS` and give op files an `Implementation` under that name.
 """

@@ -180,6 +180,15 @@ def test_no_mask_means_all_real(family):
 def test_C44_attention_probabilities_are_refused_by_name(family):
     with pytest.raises(ValueError, match=r"output_attentions.*eager"):
         our_model(family)(ids(1, 4), output_attentions=True)
+    with pytest.raises(ValueError, match=r"head_mask.*transformers"):
+        our_model(family)(ids(1, 4), head_mask=torch.ones(4))
+
+
+def test_C19_a_tuple_is_asked_of_the_result():
+    with pytest.raises(ValueError, match=r"return_dict: got False.*to_tuple"):
+        our_model("BE")(ids(1, 4), return_dict=False)
+    out = our_model("BE")(ids(1, 4))
+    assert out.to_tuple()[0] is out.last_hidden_state
 
 
 @pytest.mark.parametrize("family", EVERY_TYPE)

@@ -136,3 +136,20 @@ def test_pack_lives_as_long_as_its_weight():
     count = len(_onednn._PACKED)
     del weight
     assert len(_onednn._PACKED) == count - 1
+
+
+@pytest.mark.parametrize("shape", [(768, 768), (2304, 768), (96, 64), (30, 7)], ids=str)
+def test_C50_all_but_one_column_written_through_data_is_seen(shape):
+    x, weight = draw(5, shape[1]), torch.nn.Parameter(draw(*shape))
+    for columns in (slice(1, None), slice(None, -1)):
+        with torch.inference_mode():
+            RUN(x, weight, None)
+        weight.data[:, columns] *= 2
+        with torch.inference_mode():
+            good(RUN(x, weight, None), x, weight, None)
+
+
+def test_forward_mode_gradients_take_the_plain_path():
+    x, weight, tangent = draw(5, 48), draw(32, 48), draw(5, 48)
+    _, ours = torch.func.jvp(lambda x: RUN(x, weight, None), (x,), (tangent,))
+    good(ours, tangent, weight, None)

@@ -2,13 +2,14 @@
 
 import argparse
 import json
+import types
 
 import pytest
 import tiny
 import torch
 from tiny import one_thread  # noqa: F401
 
-from encoder_fast import batch, cli, encoder, verify, verify_transformers
+from encoder_fast import batch, cli, encoder, verify, verify_checks, verify_transformers
 from encoder_fast.kernels import _grouped, attention, rope
 from encoder_fast.kernels.dispatch import BACKENDS, Implementation
 
@@ -187,3 +188,11 @@ def test_bad_usage_is_status_2(words, capsys):
 def test_a_folder_that_is_no_model_is_status_2(tmp_path, capsys):
     assert cli.main(["verify", str(tmp_path)]) == 2
     assert "config.json" in capsys.readouterr().err
+
+
+def test_not_a_number_is_not_the_same_bits():
+    zero, bad = torch.zeros(2), torch.tensor([0.0, float("nan")])
+    seen = []
+    checks = types.SimpleNamespace(result=lambda check, error, *rest: seen.append(error))
+    verify_checks.Checks.same_bits(checks, "bits", [zero, bad, zero], [zero, zero, zero])
+    assert seen[0] != seen[0]

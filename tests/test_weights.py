@@ -133,10 +133,25 @@ def test_C50_an_untied_decoder_is_its_own_weight(family, tmp_path):
     assert not torch.equal(ours.head.decoder.weight, ours.encoder.embeddings.token.weight / 2)
 
 
+@pytest.mark.parametrize("head", ["masked_lm", "question_answering"])
+def test_C50_a_new_head_without_a_choice_of_outputs(head):
+    folder = tiny.saved("BE")
+    with pytest.warns(UserWarning, match="new head: .*random") as caught:
+        model = ef.load(folder, head, new_head=True)
+    assert caught[0].filename == __file__
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("head", ["masked_lm", "pretraining", "question_answering", "embedding"])
+def test_num_labels_is_refused_where_it_means_nothing(head):
+    with pytest.raises(ValueError, match=f"num_labels: got 5, but head '{head}'"):
+        ef.load(tiny.saved("BE"), head, num_labels=5)
+
+
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_C50_a_backbone_file_in_a_head(family):
     folder = tiny.saved(family)
-    with pytest.raises(ef.WeightsError, match=r"missing .*(classifier|head).*num_labels"):
+    with pytest.raises(ef.WeightsError, match=r"missing .*(classifier|head).*new_head=True"):
         ef.load(folder, "token_classification")
     with pytest.warns(UserWarning, match=r"new head: .*head\.out\.weight.*random"):
         model = ef.load(folder, "token_classification", num_labels=5)

@@ -38,6 +38,14 @@ REFUSED = {
         lambda t: t | {"adapter.up": torch.ones(2)},
         ["unexpected", r"adapter\.up"],
     ),
+    "unexpected under a known module": (
+        lambda t: t | {"classifier.lora_A.weight": torch.ones(2, 2)},
+        ["unexpected", r"classifier\.lora_A"],
+    ),
+    "unexpected under the pooler": (
+        lambda t: t | {"pooler.junk": torch.ones(2)},
+        ["unexpected", r"pooler\.junk"],
+    ),
     "misshaped": (
         lambda t: t | {"encoder.layer.0.output.dense.weight": torch.ones(48, 32)},
         [r"layer\.0\.output\.dense\.weight", r"\(48, 32\)", r"\(32, 48\)"],
