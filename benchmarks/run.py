@@ -82,7 +82,7 @@ def one_workload(workload, calls: dict, oracle_call, options) -> dict:
         }
         ratio = "no ratio: no steady round"
         if ratios:
-            low, high = ratios[len(ratios) // 4], ratios[3 * (len(ratios) - 1) // 4]
+            low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
             ratio = f"{statistics.median(ratios):5.2f}x [{low:.2f} to {high:.2f}]"
         print(
             f"  {name:22s} {seconds * 1e3:9.1f} ms {workload.tokens / seconds:8.0f} tokens/s "
