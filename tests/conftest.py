@@ -13,12 +13,15 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve()
 os.environ["PYTHONSAFEPATH"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Read when cuBLAS starts: without it, torch's deterministic switch refuses every product on a GPU.
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from encoder_fast.demo_model import minilm_folder as find_minilm_folder  # noqa: E402
+from encoder_fast.hardware import usable_device  # noqa: E402
 
 # Tiny tensors gain nothing from a second thread, and waiting for it costs 8 ms a call on a busy
 # machine. Tests about threads set their own number.
@@ -34,6 +37,33 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.load_profile("encoder_fast")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--device",
+        default="cpu",
+        help="where tests marked on_device make their tensors and models: cpu (default), cuda",
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "on_device: runs on the device that --device names")
+    try:
+        usable_device(config.getoption("--device"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--device: {error}") from None
+
+
+@pytest.fixture(autouse=True)
+def on_device(request):
+    """Tensors that a marked test makes without naming a device are on that of `--device`."""
+    device = request.config.getoption("--device")
+    if device == "cpu" or request.node.get_closest_marker("on_device") is None:
+        yield
+    else:
+        with torch.device(device):
+            yield
 
 
 @pytest.fixture(autouse=True)

@@ -64,16 +64,16 @@ class Case:
         return self.name
 
     def make(self, dtype: torch.dtype) -> dict:
-        """The arguments by name, tensors that get a gradient as leaves that ask for it."""
+        """The arguments by name, on the default device; those in `GRAD` as leaves."""
+        device, host = torch.get_default_device(), {"dtype": torch.float64, "device": "cpu"}
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.op}/{self.name}".encode()))
 
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-        arguments = self.draw(normal)
+        arguments = self.draw(lambda *n: torch.randn(n, generator=generator, **host).to(device))
         for name, x in arguments.items():
             if isinstance(x, Tensor) and x.dtype == torch.float64:
                 arguments[name] = self.memory(x.to(dtype)).detach().requires_grad_(name in GRAD)
+            elif isinstance(x, Layout):
+                arguments[name] = replace(x, columns_T=x.columns_T.to(device))
         return arguments
 
     def like(self, memory: Callable[[Tensor], Tensor], suffix: str) -> "Case":

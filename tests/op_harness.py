@@ -33,7 +33,7 @@ def fast_backends_of(op: str) -> list[str]:
 
 def skip_if_refused(op: str, backend: str, dtype: torch.dtype, head_width: int = 64) -> None:
     """Skip what the backend itself refuses, in its own words."""
-    request = dispatch.Request(torch.device("cpu"), dtype, head_width, 768)
+    request = dispatch.Request(torch.get_default_device(), dtype, head_width, 768)
     reason = dispatch.why_not(op, backend, request)
     if reason:
         pytest.skip(f"{op} on {backend}: {reason}")

@@ -16,13 +16,17 @@ from torch import Tensor
 from encoder_fast.kernels import attention
 from encoder_fast.kernels.dispatch import op_tables
 
+pytestmark = pytest.mark.on_device
+
 BACKENDS = backends_of("attention")
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 each_half = pytest.mark.parametrize("half", [None, 4], ids=["global", "half4"])
 
 
 def draw(T: int, H: int = 2, D: int = 8, dtype=torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(T, 3, H, D, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(T, 3, H, D, generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device(), dtype)
 
 
 def grad_of(o_THD: Tensor, qkv: Tensor, cotangent: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from tiny import (
 
 import encoder_fast as ef
 
+pytestmark = pytest.mark.on_device
+
 BACKENDS = ("torch", "reference")
 FIELDS = (
     "logits",

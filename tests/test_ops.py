@@ -14,6 +14,8 @@ from torch import Tensor
 from encoder_fast import kernels
 from encoder_fast.kernels import _numeric, dispatch
 
+pytestmark = pytest.mark.on_device
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TABLES = dispatch.op_tables()
 MODULES = {module.__name__.rsplit(".", 1)[-1]: module for module in kernels.OPS}
@@ -67,7 +69,7 @@ def cotangents_like(results: list[Tensor]) -> list[Tensor]:
     cotangents = []
     for y in results:
         turned = y.mT if y.ndim > 1 else y
-        noise = torch.randn(turned.shape, generator=generator).to(y.dtype)
+        noise = torch.randn(turned.shape, generator=generator, device="cpu").to(y)
         cotangents.append(noise.mT if y.ndim > 1 else noise)
     return cotangents
 

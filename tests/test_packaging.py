@@ -127,7 +127,11 @@ def test_C62_wheel_holds_every_module_and_nothing_else(built):
     package = {p.relative_to(ROOT).as_posix() for p in (ROOT / "encoder_fast").rglob("*.py")}
     kernels = {f"encoder_fast/kernels/{p.name}" for p in (ROOT / "kernels").glob("*.py")}
     assert "encoder_fast/architectures/bert.py" in shipped
-    assert shipped == package | kernels
+    harness = {
+        f"encoder_fast/{p.relative_to(ROOT).as_posix()}"
+        for p in (ROOT / "benchmarks").rglob("*.py")
+    }
+    assert shipped == package | kernels | harness
 
 
 def test_C62_sdist_can_be_tested(built):

@@ -15,6 +15,8 @@ from tiny import (
 
 import encoder_fast as ef
 
+pytestmark = pytest.mark.on_device
+
 BACKENDS = ("torch", "reference")
 EMBEDDING_WIDTH = {"MB": 32, "BE": 32, "RO": 32, "AL": 16, "EL": 16}
 each_backend = pytest.mark.parametrize("backend", BACKENDS)

@@ -103,7 +103,7 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
     """Draw every parameter from N(0, 0.2), norm weights around 1."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        drawn = torch.randn(parameter.shape, generator=generator) * 0.2
+        drawn = torch.randn(parameter.shape, generator=generator, device="cpu") * 0.2
         is_norm_weight = parameter.ndim == 1 and bool((parameter == 1).all())
         parameter.copy_(1 + drawn if is_norm_weight else drawn)
 
@@ -122,7 +122,9 @@ def _entry(family: str, head: str | None, changes: dict):
     if key not in _cache:
         config = hf_config(family, **changes)
         config._attn_implementation = "eager"
-        model = getattr(transformers, CLASS_PREFIX[family] + CLASS_SUFFIX[head])(config).eval()
+        # On the CPU, whichever device the first test that asks for it runs on.
+        with torch.device("cpu"):
+            model = getattr(transformers, CLASS_PREFIX[family] + CLASS_SUFFIX[head])(config).eval()
         randomise(model)
         folder = _scratch() / str(len(_cache))
         model.save_pretrained(folder)
@@ -142,7 +144,7 @@ def hf_model(
     family: str, head: str | None = None, dtype=torch.float32, attention="eager", **changes
 ):
     """A fresh copy of transformers' model in eval mode; same arguments, same weights."""
-    model = copy.deepcopy(_entry(family, head, changes)[0]).to(dtype)
+    model = copy.deepcopy(_entry(family, head, changes)[0]).to(torch.get_default_device(), dtype)
     model.set_attn_implementation(attention)
     return model
 
@@ -157,7 +159,8 @@ def our_model(
 ) -> ef.Model:
     """Our model with the same weights, read from that folder."""
     files = {"rerank": "sequence_classification", "embedding": None}.get(head, head)
-    return ef.load(saved(family, files, **changes), head=head, dtype=dtype, backend=backend)
+    folder, device = saved(family, files, **changes), torch.get_default_device()
+    return ef.load(folder, head=head, dtype=dtype, device=device, backend=backend)
 
 
 def ids(rows: int, columns: int) -> Tensor:

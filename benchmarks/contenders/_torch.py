@@ -1,0 +1,71 @@
+"""What the contenders that run in torch have in common."""
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from encoder_fast.benchmarks.engine import Ready, Task
+from encoder_fast.hardware import usable_device
+
+
+def torch_why_not(task: Task) -> str | None:
+    """Why plain torch cannot take part."""
+    if task.dtype == "int8":
+        return "computes in the float dtypes of torch, not int8"
+    try:
+        usable_device(task.device)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def compiled_why_not(task: Task) -> str | None:
+    """Why torch.compile cannot take part: what it makes must itself be compiled here."""
+    if reason := torch_why_not(task):
+        return reason
+    if torch.device(task.device).type != "cpu":
+        return installed("triton")
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        return f"torch.compile needs a C++ compiler on a CPU; {compiler} is not here"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "torch.compile needs Python's headers on a CPU; Python.h is not here"
+    return None
+
+
+def installed(*packages: str) -> str | None:
+    """None, or which of `packages` is missing."""
+    missing = [name for name in packages if find_spec(name) is None]
+    names = ", ".join(name.replace("_", "-") for name in missing)
+    return f"not installed: pip install {names}" if missing else None
+
+
+@contextmanager
+def compiling(**inductor: object) -> Iterator[None]:
+    """Where torch.compile may compile, with these settings of inductor.
+
+    After eight graphs of one function torch would stop compiling it without an error; here every
+    model, dtype and shape is one more.
+    """
+    # Slow to import, and of no use to other contenders.
+    from torch._dynamo import config as dynamo_config
+    from torch._inductor import config as inductor_config
+
+    limits = {"recompile_limit": 10_000, "accumulated_recompile_limit": 10_000}
+    with dynamo_config.patch(limits), inductor_config.patch(inductor):
+        yield
+
+
+def compiled_now(ready: Ready, calls: int = 2, **inductor: object) -> Ready:
+    """`ready` after enough calls that no later one compiles, so that none of it is timed."""
+    with compiling(**inductor):
+        for _ in range(calls):
+            ready.call()
+    return ready

@@ -1,0 +1,113 @@
+"""encoder_fast: one contender a backend, compiled, and from text."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import encoder_fast as ef
+from encoder_fast.architectures import architecture_of
+from encoder_fast.benchmarks.contenders._torch import (
+    compiled_now,
+    compiled_why_not,
+    torch_why_not,
+)
+from encoder_fast.benchmarks.engine import CannotRun, Contender, Engine, Ready, Task, padded
+from encoder_fast.benchmarks.timing import Clock
+from encoder_fast.benchmarks.workloads import Inputs
+from encoder_fast.checkpoint import read_json
+from encoder_fast.config_json import Settings
+from encoder_fast.kernels.dispatch import BACKENDS, BackendError, Request, resolve
+
+
+def _load(task: Task, backend: str) -> ef.Model:
+    return ef.load(task.folder, dtype=task.torch_dtype, device=task.device, backend=backend)
+
+
+def _ran(model: ef.Model) -> dict[str, str]:
+    return {op: entry["runs"] for op, entry in ef.backends(model).items()}
+
+
+def _why_not(backend: str) -> Callable[[Task], str | None]:
+    def why_not(task: Task) -> str | None:
+        if reason := torch_why_not(task):
+            return reason
+        values = read_json(task.folder / "config.json")
+        config = architecture_of(values["model_type"]).config(Settings(values))
+        device = torch.device(task.device)
+        request = Request(device, task.torch_dtype, config.head_width, config.hidden_size)
+        try:
+            resolve(backend, request)
+        except BackendError as error:
+            return str(error)
+        return None
+
+    return why_not
+
+
+def _padded_call(backend: str) -> Callable[[Task], Engine]:
+    """The drop-in call: padded in, padded out, packing inside the timed part."""
+
+    def build(task: Task) -> Engine:
+        model = _load(task, backend)
+
+        @torch.inference_mode()
+        def call(ids_BS: Tensor, mask_BS: Tensor, types_BS: Tensor | None) -> Tensor:
+            return model(ids_BS, mask_BS, types_BS).last_hidden_state
+
+        return Engine(lambda inputs: padded(call, inputs, task.device), _ran(model))
+
+    return build
+
+
+def _compiled(task: Task) -> Engine:
+    """One graph for all shapes: who compiles a model for texts of many lengths wants no other."""
+    model = _load(task, "torch")
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+
+    def ready(inputs: Inputs) -> Ready:
+        ids = [list(row) for row in inputs.ids]
+        types = None if inputs.types is None else [list(row) for row in inputs.types]
+
+        @torch.inference_mode()
+        def call() -> Tensor:
+            batch = ef.Batch.from_lists(ids, types, device=task.device)
+            return compiled(batch).last_hidden_state
+
+        return compiled_now(Ready(call, lambda x_TW: x_TW.cpu().float(), Clock(task.device)))
+
+    return Engine(ready, _ran(model) | {"graph": "torch.compile"})
+
+
+def _text(task: Task) -> Engine:
+    encoder = ef.TextEncoder(task.folder, dtype=task.torch_dtype, device=task.device)
+    # The folder may say less than its position table holds: no engine may cut a text.
+    encoder.max_length = encoder.model.config.max_length
+
+    def ready(inputs: Inputs) -> Ready:
+        if inputs.texts is None:
+            raise CannotRun("takes single texts here, not pairs")
+        texts = list(inputs.texts)
+        return Ready(
+            lambda: encoder.encode(texts, pooling="mean", normalize=False, progress=False),
+            lambda vectors_BW: torch.as_tensor(vectors_BW).float(),
+            Clock(task.device),
+            pooled=True,
+        )
+
+    return Engine(ready, _ran(encoder.model))
+
+
+CONTENDERS = (
+    *(
+        Contender(
+            f"encoder_fast {backend}",
+            _padded_call(backend),
+            _why_not(backend),
+            slow=backend == "reference",
+        )
+        for backend in BACKENDS
+    ),
+    Contender("encoder_fast torch compiled", _compiled, compiled_why_not, slow=True),
+    Contender("encoder_fast text", _text, torch_why_not, note="from text, tokenizer included"),
+)

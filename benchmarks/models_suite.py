@@ -1,0 +1,228 @@
+"""Models: contenders x workloads x dtype, interleaved in one process, right answers only."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from encoder_fast.benchmarks import models, workloads
+from encoder_fast.benchmarks.accuracy import Verdict, judge, pool
+from encoder_fast.benchmarks.contenders import BASELINE, CONTENDERS
+from encoder_fast.benchmarks.engine import CannotRun, Contender, Engine, Task
+from encoder_fast.benchmarks.options import Emit, Options, Tell
+from encoder_fast.benchmarks.timing import Control, Race, quartiles, race, reason
+from encoder_fast.kernels import attention, linear, mlp
+
+
+@dataclass
+class Field:
+    """The engines of one model and dtype, and why others are not among them."""
+
+    written: models.Written
+    dtype: str
+    options: Options
+    engines: dict[str, Engine] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+
+    def task(self, dtype: str) -> Task:
+        o = self.options
+        return Task(self.written.name, self.written.folder, dtype, o.device, o.threads, o.scratch)
+
+    def record(self, contender: str | None, workload: str | None, status: str, **more) -> dict:
+        """What every record of this race holds."""
+        return {
+            "kind": "model",
+            "model": self.written.name,
+            "real_weights": self.written.real_weights,
+            "workload": workload,
+            "dtype": self.dtypes.get(contender, self.dtype),
+            "race": self.dtype,
+            "contender": contender,
+            "status": status,
+            "reason": None,
+            **more,
+        }
+
+
+def flops(config, lengths: tuple[int, ...]) -> int:
+    """Floating-point operations of the encoder for its real tokens, from the ops' own costs."""
+    T, W, H, D = sum(lengths), config.hidden_size, config.num_heads, config.head_width
+    embedding = config.embedding_size
+    total = 0 if embedding == W else linear.cost(T, embedding, W, 2).flops
+    for layer in config.plan:
+        total += linear.cost(T, W, 3 * W, 2).flops + linear.cost(T, W, W, 2).flops
+        total += attention.cost(lengths, layer.half_window, H, D, 2).flops
+        total += mlp.cost(T, W, config.intermediate_size, config.gated_mlp, 2).flops
+    return total
+
+
+def run(options: Options, emit: Emit, tell: Tell) -> None:
+    """Every model and dtype; each finished cell is emitted at once, so that nothing is lost."""
+    floats = [dtype for dtype in options.dtypes if dtype != "int8"]
+    for name in options.models:
+        tell(f"{name}: writing the checkpoint")
+        written = models.write(name, options.scratch)
+        wanted = [workloads.WORKLOADS[w] for w in options.workloads]
+        good = [w for w in wanted if written.why_not(w) is None]
+        for dtype in floats:
+            entries = Field(written, dtype, options)
+            for workload in wanted:
+                if workload not in good:
+                    why = written.why_not(workload)
+                    emit(entries.record(None, workload.name, "skipped") | {"reason": why})
+            if good:
+                _one_field(entries, good, emit, tell, int8=dtype == floats[0])
+
+
+def _one_field(entries: Field, good: list, emit: Emit, tell: Tell, int8: bool) -> None:
+    """Build, race and measure all engines of one model and dtype."""
+    # Where int8 is asked for, int8 engines race in the first float dtype's rounds.
+    int8 = int8 and "int8" in entries.options.dtypes
+    with _built(entries, emit, tell, int8) as oracle:
+        finished = []
+        for workload in good:
+            drawn = workloads.inputs(workload, entries.written.folder)
+            finished += _one_workload(entries, oracle, workload, drawn, emit, tell)
+    if entries.options.memory:
+        from encoder_fast.benchmarks.memory_suite import measure_memory
+
+        measure_memory(entries, good, set(finished), emit, tell)
+
+
+@contextmanager
+def _built(entries: Field, emit: Emit, tell: Tell, int8: bool) -> Iterator[Engine]:
+    """All engines that can be built, closed at the end; gives the oracle.
+
+    Raises:
+        RuntimeError: the baseline cannot run; without it there is neither check nor ratio.
+    """
+    with ExitStack() as stack:
+        tell(f"{entries.written.name}: building the fp32 oracle")
+        baseline = CONTENDERS[BASELINE]
+        for task in (entries.task("float32"), entries.task(entries.dtype)):
+            if why := baseline.why_not(task):
+                raise RuntimeError(f"{BASELINE}, the baseline of all ratios, cannot run: {why}")
+        oracle = baseline.build(entries.task("float32"))
+        stack.callback(oracle.close)
+        for name in dict.fromkeys((BASELINE, *entries.options.contenders)):
+            contender = CONTENDERS[name]
+            dtype = _dtype_of(contender, entries, int8)
+            if dtype is None:
+                why = contender.why_not(entries.task(entries.dtype))
+                emit(entries.record(name, None, "skipped") | {"reason": why})
+                continue
+            tell(f"{entries.written.name} {dtype}: building {name}")
+            entries.dtypes[name] = dtype
+            try:
+                entries.engines[name] = contender.build(entries.task(dtype))
+            except Exception as error:
+                if name == BASELINE:
+                    raise
+                emit(entries.record(name, None, "failed") | {"reason": reason(error)})
+                continue
+            stack.callback(entries.engines[name].close)
+        yield oracle
+
+
+def _dtype_of(contender: Contender, entries: Field, int8: bool) -> str | None:
+    """The dtype that a contender runs in here: the race's, or int8 where that was asked for."""
+    for dtype in (entries.dtype, "int8") if int8 else (entries.dtype,):
+        if contender.why_not(entries.task(dtype)) is None:
+            return dtype
+    return None
+
+
+def _one_workload(entries, oracle, workload, drawn, emit, tell) -> list[tuple[str, str]]:
+    """Check every engine, race the good ones, emit their records; returns (contender, workload) of
+    those that were timed.
+    """
+    label = f"{entries.written.name} {entries.dtype} {workload.name}"
+    tell(f"{label}: the fp32 answer")
+    wanted = oracle.ready(drawn).output()
+    ready, verdicts, theirs = {}, {}, None
+    for name, engine in entries.engines.items():
+        tell(f"{label}: checking {name}")
+        try:
+            one = engine.ready(drawn)
+            output = one.output()
+        except CannotRun as error:
+            emit(entries.record(name, workload.name, "skipped") | {"reason": str(error)})
+            continue
+        except Exception as error:
+            emit(entries.record(name, workload.name, "failed") | {"reason": reason(error)})
+            continue
+        theirs = output if name == BASELINE else theirs
+        verdict = _verdict(output, wanted, theirs, drawn, one.pooled, entries.dtypes[name])
+        if verdict.reason is None:
+            ready[name], verdicts[name] = one, verdict
+        else:
+            more = _accuracy(verdict) | {"reason": verdict.reason}
+            emit(entries.record(name, workload.name, "refused") | more)
+    if BASELINE not in ready:
+        tell(f"{label}: no baseline, so no race")
+        return []
+    control = Control(getattr(torch, entries.dtype), entries.options.device)
+    options = entries.options
+    result = race(ready, control, options.seconds, options.rounds, lambda t: tell(f"{label}, {t}"))
+    for name in ready:
+        emit(_timed(entries, name, workload, result, control, verdicts[name]))
+    return [(name, workload.name) for name in ready if name not in result.failures]
+
+
+def _verdict(output, wanted, theirs, drawn, pooled: bool, dtype: str) -> Verdict:
+    if theirs is None:
+        return Verdict("the baseline failed here, so there is nothing to compare with")
+    if pooled:
+        wanted, theirs = pool(wanted, drawn.lengths), pool(theirs, drawn.lengths)
+    return judge(output, wanted, theirs, dtype == "int8")
+
+
+def _accuracy(verdict: Verdict) -> dict:
+    return {
+        "error_largest": verdict.largest,
+        "error_rms": verdict.rms,
+        "cosine": verdict.cosine,
+    }
+
+
+def _timed(entries: Field, name: str, workload, result: Race, control, verdict: Verdict) -> dict:
+    """The record of one cell that was raced."""
+    base = entries.record(name, workload.name, "ok") | _accuracy(verdict)
+    if name in result.failures:
+        return base | {"status": "failed", "reason": result.failures[name]}
+    seconds = result.median_seconds(name, BASELINE)
+    needed = flops(entries.written.config, workload.lengths)
+    engine = entries.engines[name]
+    return base | {
+        "texts": len(workload.lengths),
+        "longest": max(workload.lengths),
+        "tokens": workload.tokens,
+        "slots": workload.slots,
+        "tokens_per_s": workload.tokens / seconds,
+        "slots_per_s": workload.slots / seconds,
+        "roof": needed / seconds / (control.flops / result.control_seconds(name)),
+        "ran": engine.ran,
+        "note": CONTENDERS[name].note,
+        **ratio_keys(result, name, BASELINE),
+    }
+
+
+def ratio_keys(result: Race, name: str, baseline: str) -> dict:
+    """Times and ratios of one contender, for a record."""
+    ratios = result.ratios(name, baseline)
+    low, middle, high = quartiles(ratios) if ratios else (None, None, None)
+    times = quartiles(sorted(block.seconds * 1e3 for block in result.blocks[name] if block))
+    return {
+        "ms": result.median_seconds(name, baseline) * 1e3,
+        "ms_low": times[0],
+        "ms_high": times[2],
+        "baseline": baseline,
+        "ratio": middle,
+        "ratio_low": low,
+        "ratio_high": high,
+        "ratios": ratios,
+        "rounds": len(result.blocks[name]),
+        "steady": len(result.steady(name, baseline)),
+        "control_ms": result.control_seconds(name) * 1e3,
+    }
