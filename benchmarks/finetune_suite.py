@@ -18,7 +18,7 @@ import torch
 from encoder_fast.benchmarks import memory, models, step_contenders, steps, workloads
 from encoder_fast.benchmarks.accuracy import LIMIT, judge
 from encoder_fast.benchmarks.engine import CannotRun, Engine, Task
-from encoder_fast.benchmarks.models_suite import flops, ratio_keys
+from encoder_fast.benchmarks.models_suite import flops, speed_keys
 from encoder_fast.benchmarks.options import Emit, Options, Tell
 from encoder_fast.benchmarks.remote import HERE, remote_engine
 from encoder_fast.benchmarks.step_contenders import BASELINE, CONTENDERS, StepTask
@@ -237,22 +237,13 @@ def _timed(cell: Cell, name: str, result: Race, control: Control, needed: int) -
     base = cell.record(name, "ok") | cell.checks[name]
     if name in result.failures:
         return base | {"status": "failed", "reason": result.failures[name]}
-    seconds = result.median_seconds(name, BASELINE)
-    workload = cell.workload
     return base | {
-        "texts": len(workload.lengths),
-        "longest": max(workload.lengths),
-        "tokens": workload.tokens,
-        "slots": workload.slots,
-        "tokens_per_s": workload.tokens / seconds,
-        "slots_per_s": workload.slots / seconds,
-        "roof": needed / seconds / (control.flops / result.control_seconds(name)),
         "ran": cell.engines[name].ran,
         "note": CONTENDERS[name].note,
         "peak_mib": None,
         "added_mib": None,
         "memory_reason": None,
-        **ratio_keys(result, name, BASELINE),
+        **speed_keys(result, name, BASELINE, cell.workload, needed, control),
     }
 
 

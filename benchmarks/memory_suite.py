@@ -35,10 +35,8 @@ def measure_memory(entries, wanted: list, finished: set, emit: Emit, tell: Tell)
         except Exception as error:
             why = reason(error)
         for workload, numbers in zip(mine, found, strict=True):
-            base = entries.record(name, workload.name, "failed" if why else "ok")
-            about = {"texts": len(workload.lengths), "longest": max(workload.lengths)}
-            about |= {"tokens": workload.tokens, "slots": workload.slots, "reason": why}
-            emit(base | about | numbers | {"kind": "memory"})
+            base = entries.record(name, workload.name, "failed" if why else "ok", why)
+            emit(base | workload.counts | numbers | {"kind": "memory"})
 
 
 def _alone(entries, name: str) -> RemoteEngine:

@@ -101,8 +101,12 @@ def write(name: str, scratch: Path, config: dict | None = None) -> Written:
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     offset = values["pad_token_id"] + 1 if values["model_type"] == "roberta" else 0
     longest = values["max_position_embeddings"] - offset
-    found = architecture_of(values["model_type"]).config(Settings(values))
-    return Written(name, folder, real, longest, found)
+    return Written(name, folder, real, longest, config_of(values))
+
+
+def config_of(values: dict) -> EncoderConfig:
+    """The encoder that a config.json's dictionary describes."""
+    return architecture_of(values["model_type"]).config(Settings(values))
 
 
 def _copy_minilm(folder: Path) -> bool:

@@ -10,8 +10,10 @@ from encoder_fast.benchmarks import models, workloads
 from encoder_fast.benchmarks.accuracy import Verdict, judge, pool
 from encoder_fast.benchmarks.contenders import BASELINE, CONTENDERS
 from encoder_fast.benchmarks.engine import CannotRun, Contender, Engine, Task
+from encoder_fast.benchmarks.memory_suite import measure_memory
 from encoder_fast.benchmarks.options import Emit, Options, Tell
 from encoder_fast.benchmarks.timing import Control, Race, quartiles, race, reason
+from encoder_fast.benchmarks.workloads import Workload
 from encoder_fast.kernels import attention, linear, mlp
 
 
@@ -29,7 +31,9 @@ class Field:
         o = self.options
         return Task(self.written.name, self.written.folder, dtype, o.device, o.threads, o.scratch)
 
-    def record(self, contender: str | None, workload: str | None, status: str, **more) -> dict:
+    def record(
+        self, contender: str | None, workload: str | None, status: str, why: str | None = None
+    ) -> dict:
         """What every record of this race holds."""
         return {
             "kind": "model",
@@ -40,8 +44,7 @@ class Field:
             "race": self.dtype,
             "contender": contender,
             "status": status,
-            "reason": None,
-            **more,
+            "reason": why,
         }
 
 
@@ -70,7 +73,7 @@ def run(options: Options, emit: Emit, tell: Tell) -> None:
             for workload in wanted:
                 if workload not in good:
                     why = written.why_not(workload)
-                    emit(entries.record(None, workload.name, "skipped") | {"reason": why})
+                    emit(entries.record(None, workload.name, "skipped", why))
             if good:
                 _one_field(entries, good, emit, tell, int8=dtype == floats[0])
 
@@ -85,8 +88,6 @@ def _one_field(entries: Field, good: list, emit: Emit, tell: Tell, int8: bool) -
             drawn = workloads.inputs(workload, entries.written.folder)
             finished += _one_workload(entries, oracle, workload, drawn, emit, tell)
     if entries.options.memory:
-        from encoder_fast.benchmarks.memory_suite import measure_memory
-
         measure_memory(entries, good, set(finished), emit, tell)
 
 
@@ -110,7 +111,7 @@ def _built(entries: Field, emit: Emit, tell: Tell, int8: bool) -> Iterator[Engin
             dtype = _dtype_of(contender, entries, int8)
             if dtype is None:
                 why = contender.why_not(entries.task(entries.dtype))
-                emit(entries.record(name, None, "skipped") | {"reason": why})
+                emit(entries.record(name, None, "skipped", why))
                 continue
             tell(f"{entries.written.name} {dtype}: building {name}")
             entries.dtypes[name] = dtype
@@ -119,7 +120,7 @@ def _built(entries: Field, emit: Emit, tell: Tell, int8: bool) -> Iterator[Engin
             except Exception as error:
                 if name == BASELINE:
                     raise
-                emit(entries.record(name, None, "failed") | {"reason": reason(error)})
+                emit(entries.record(name, None, "failed", reason(error)))
                 continue
             stack.callback(entries.engines[name].close)
         yield oracle
@@ -147,18 +148,18 @@ def _one_workload(entries, oracle, workload, drawn, emit, tell) -> list[tuple[st
             one = engine.ready(drawn)
             output = one.output()
         except CannotRun as error:
-            emit(entries.record(name, workload.name, "skipped") | {"reason": str(error)})
+            emit(entries.record(name, workload.name, "skipped", str(error)))
             continue
         except Exception as error:
-            emit(entries.record(name, workload.name, "failed") | {"reason": reason(error)})
+            emit(entries.record(name, workload.name, "failed", reason(error)))
             continue
         theirs = output if name == BASELINE else theirs
         verdict = _verdict(output, wanted, theirs, drawn, one.pooled, entries.dtypes[name])
         if verdict.reason is None:
             ready[name], verdicts[name] = one, verdict
         else:
-            more = _accuracy(verdict) | {"reason": verdict.reason}
-            emit(entries.record(name, workload.name, "refused") | more)
+            refused = entries.record(name, workload.name, "refused", verdict.reason)
+            emit(refused | _accuracy(verdict))
     if BASELINE not in ready:
         tell(f"{label}: no baseline, so no race")
         return []
@@ -191,30 +192,25 @@ def _timed(entries: Field, name: str, workload, result: Race, control, verdict: 
     base = entries.record(name, workload.name, "ok") | _accuracy(verdict)
     if name in result.failures:
         return base | {"status": "failed", "reason": result.failures[name]}
-    seconds = result.median_seconds(name, BASELINE)
     needed = flops(entries.written.config, workload.lengths)
-    engine = entries.engines[name]
-    return base | {
-        "texts": len(workload.lengths),
-        "longest": max(workload.lengths),
-        "tokens": workload.tokens,
-        "slots": workload.slots,
+    about = {"ran": entries.engines[name].ran, "note": CONTENDERS[name].note}
+    return base | about | speed_keys(result, name, BASELINE, workload, needed, control)
+
+
+def speed_keys(
+    result: Race, name: str, baseline: str, workload: Workload, needed: int, control: Control
+) -> dict:
+    """Sizes, times and ratios of one contender that was raced, for a record; `needed` are the
+    floating-point operations of one call.
+    """
+    seconds, ratios = result.median_seconds(name, baseline), result.ratios(name, baseline)
+    low, middle, high = quartiles(ratios) if ratios else (None, None, None)
+    times = quartiles(sorted(block.seconds * 1e3 for block in result.blocks[name] if block))
+    return workload.counts | {
         "tokens_per_s": workload.tokens / seconds,
         "slots_per_s": workload.slots / seconds,
         "roof": needed / seconds / (control.flops / result.control_seconds(name)),
-        "ran": engine.ran,
-        "note": CONTENDERS[name].note,
-        **ratio_keys(result, name, BASELINE),
-    }
-
-
-def ratio_keys(result: Race, name: str, baseline: str) -> dict:
-    """Times and ratios of one contender, for a record."""
-    ratios = result.ratios(name, baseline)
-    low, middle, high = quartiles(ratios) if ratios else (None, None, None)
-    times = quartiles(sorted(block.seconds * 1e3 for block in result.blocks[name] if block))
-    return {
-        "ms": result.median_seconds(name, baseline) * 1e3,
+        "ms": seconds * 1e3,
         "ms_low": times[0],
         "ms_high": times[2],
         "baseline": baseline,

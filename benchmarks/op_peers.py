@@ -3,7 +3,6 @@ timed. Liger, quack and flash-attn are called by the names in their sources; whe
 the cell fails with Python's own reason.
 """
 
-import shutil
 from functools import cache, partial
 
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_fast.benchmarks import op_attention_peers
+from encoder_fast.benchmarks.contenders._torch import no_compiler
 from encoder_fast.benchmarks.op_shapes import OpShape
 from encoder_fast.benchmarks.op_subjects import Subject, installed, not_on_cuda
 from encoder_fast.kernels.activations import activation_function
@@ -47,18 +47,11 @@ def _compiled_anew(arguments: dict) -> dict:
     return arguments
 
 
-def _no_compiler(device: str) -> str | None:
-    if torch.device(device).type == "cuda":
-        return None if installed("triton") else "torch.compile needs triton on cuda"
-    found = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-    return None if found else "torch.compile needs a C++ compiler on a CPU"
-
-
 def _compile_peer(op: str, function) -> Subject:
     def run(**native):
         return _compiled(function)(**native)
 
-    return Subject(op, "peer torch.compile", run, _compiled_anew, absent=_no_compiler, slow=True)
+    return Subject(op, "peer torch.compile", run, _compiled_anew, absent=no_compiler, slow=True)
 
 
 def _missing(device: str, package: str, distribution: str) -> str | None:

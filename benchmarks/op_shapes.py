@@ -10,12 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from encoder_fast.architectures import architecture_of
 from encoder_fast.batch import Batch
 from encoder_fast.benchmarks import models
 from encoder_fast.benchmarks.workloads import Workload
 from encoder_fast.config import EncoderConfig
-from encoder_fast.config_json import Settings
 from encoder_fast.kernels import (
     add_norm,
     attention,
@@ -236,8 +234,7 @@ BUILDERS: dict[str, Callable[[EncoderConfig, tuple[int, ...]], Iterable[Part]]] 
 
 def config_of(model: str) -> EncoderConfig:
     """Of a name in `models.CONFIGS`."""
-    values = models.CONFIGS[model]
-    return architecture_of(values["model_type"]).config(Settings(dict(values)))
+    return models.config_of(models.CONFIGS[model])
 
 
 def shapes(op: str, config: EncoderConfig, workload: Workload) -> list[OpShape]:

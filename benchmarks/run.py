@@ -160,15 +160,19 @@ def _options(args, chosen: dict, scratch: Path, models: tuple, workloads, **more
     return Options(models=tuple(models), workloads=tuple(workloads), **values | more)
 
 
+def _chosen(args, every: tuple) -> tuple[str, ...]:
+    """The named ones of a suite, else all; a quick run leaves out slow ones."""
+    named = [name for name in args.contenders if name in {c.name for c in every}]
+    return tuple(named or [c.name for c in every if not (args.quick and c.slow)])
+
+
 def _models(args, chosen: dict, scratch: Path, emit, tell) -> None:
     from encoder_fast.benchmarks import contenders, models, models_suite, workloads
 
     plan = QUICK if args.quick else dict.fromkeys(models.CONFIGS, workloads.WORKLOADS)
-    every = [c.name for c in contenders.ALL if not (args.quick and c.slow)]
+    more = {"contenders": _chosen(args, contenders.ALL)}
     for model in args.models or plan:
         names = args.workloads or plan.get(model, QUICK["minilm-l6"])
-        named = [name for name in args.contenders if name in contenders.CONTENDERS]
-        more = {"contenders": tuple(named or every)}
         options = _options(args, chosen, scratch, (model,), names, **more)
         models_suite.run(options, emit, tell)
 
@@ -177,9 +181,7 @@ def _finetune(args, chosen: dict, scratch: Path, emit, tell) -> None:
     from encoder_fast.benchmarks import finetune_suite, step_contenders
 
     names = args.workloads or (QUICK_STEPS if args.quick else STEPS)
-    every = [c.name for c in step_contenders.ALL if not (args.quick and c.slow)]
-    named = [name for name in args.contenders if name in step_contenders.CONTENDERS]
-    more = {"contenders": tuple(named or every)}
+    more = {"contenders": _chosen(args, step_contenders.ALL)}
     options = _options(args, chosen, scratch, args.models or ("modernbert-base",), names, **more)
     finetune_suite.run(options, emit, tell)
 

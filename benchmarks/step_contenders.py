@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 import encoder_fast as ef
-from encoder_fast.architectures import architecture_of
-from encoder_fast.benchmarks.contenders._torch import compiled_why_not, installed
+from encoder_fast.benchmarks.contenders._torch import (
+    backend_why_not,
+    compiled_why_not,
+    installed,
+)
 from encoder_fast.benchmarks.engine import CannotRun, Contender, Engine, Task
 from encoder_fast.benchmarks.steps import Step, checked, engine_of, packed, padded
 from encoder_fast.benchmarks.workloads import Inputs
-from encoder_fast.config_json import Settings
-from encoder_fast.errors import BackendError
 from encoder_fast.kernels import dispatch
 
 BASELINE = "transformers sdpa"
@@ -36,16 +37,7 @@ class StepTask(Task):
 
 def _ours(backend: str, form: str, arguments: Callable) -> Contender:
     def why_not(task: Task) -> str | None:
-        values = json.loads((task.folder / "config.json").read_text(encoding="utf-8"))
-        config = architecture_of(values["model_type"]).config(Settings(values))
-        request = dispatch.Request(
-            torch.device(task.device), task.torch_dtype, config.head_width, config.hidden_size
-        )
-        try:
-            dispatch.resolve(backend, request)
-        except BackendError as error:
-            return str(error)
-        return _no_dtype(task)
+        return backend_why_not(task, backend) or _no_dtype(task)
 
     def build(task: Task) -> Engine:
         options = {"dtype": task.dtype, "device": task.device, "backend": backend}

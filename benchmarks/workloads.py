@@ -33,6 +33,12 @@ class Workload:
         """What a padded engine computes: texts times the longest."""
         return len(self.lengths) * max(self.lengths)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """For a record."""
+        sizes = {"texts": len(self.lengths), "longest": max(self.lengths)}
+        return sizes | {"tokens": self.tokens, "slots": self.slots}
+
 
 @dataclass(frozen=True)
 class Inputs:

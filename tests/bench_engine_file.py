@@ -1,6 +1,8 @@
 """An engine file of a few lines for the worker of the harness."""
 
 import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from encoder_fast.benchmarks import remote
@@ -58,3 +60,14 @@ def start(folder: Path, changes: str = "", **more) -> remote.RemoteEngine:
     file.write_text(ENGINE + textwrap.dedent(changes), encoding="utf-8")
     task = Task("fake", folder, "float32", "cpu", 1, folder)
     return remote.remote_engine(remote.HERE, file, task, **more)
+
+
+@contextmanager
+def hosting(folder: Path) -> Iterator[Callable[..., remote.RemoteEngine]]:
+    """`start` in `folder`; the workers end with the block."""
+    with ExitStack() as stack:
+
+        def run(changes: str = "", **more) -> remote.RemoteEngine:
+            return stack.enter_context(closing(start(folder, changes, **more)))
+
+        yield run

@@ -40,36 +40,33 @@ def timed(contender: str, workload: str, ratio: float = 1.0, **more) -> dict:
     """A record of a contender that ran; `more` wins."""
     texts, longest, tokens = SHAPES[workload]
     seconds = texts * longest / 4000 / ratio
-    return {
-        "kind": "model",
-        "model": "modernbert-base",
-        "real_weights": False,
-        "workload": workload,
-        "dtype": "bfloat16",
-        "contender": contender,
-        "status": "ok",
-        "reason": None,
-        "texts": texts,
-        "longest": longest,
-        "tokens": tokens,
-        "slots": texts * longest,
-        "ms": seconds * 1e3,
-        "tokens_per_s": tokens / seconds,
-        "slots_per_s": texts * longest / seconds,
-        "baseline": BASELINE,
-        "ratio": ratio,
-        "ratio_low": ratio * 0.97,
-        "ratio_high": ratio * 1.04,
-        "ratios": [ratio],
-        "rounds": 5,
-        "steady": 4,
-        "roof": 0.5 * ratio,
-        "error_largest": 1.1,
-        "error_rms": 1.0,
-        "cosine": 0.9999,
-        "ran": {"attention": "torch", "mlp": "torch"},
-        "note": "",
-    } | more
+    base = untimed("ok", contender, workload, None)
+    return (
+        base
+        | {
+            "texts": texts,
+            "longest": longest,
+            "tokens": tokens,
+            "slots": texts * longest,
+            "ms": seconds * 1e3,
+            "tokens_per_s": tokens / seconds,
+            "slots_per_s": texts * longest / seconds,
+            "baseline": BASELINE,
+            "ratio": ratio,
+            "ratio_low": ratio * 0.97,
+            "ratio_high": ratio * 1.04,
+            "ratios": [ratio],
+            "rounds": 5,
+            "steady": 4,
+            "roof": 0.5 * ratio,
+            "error_largest": 1.1,
+            "error_rms": 1.0,
+            "cosine": 0.9999,
+            "ran": {"attention": "torch", "mlp": "torch"},
+            "note": "",
+        }
+        | more
+    )
 
 
 def unsteady(contender: str, workload: str) -> dict:
@@ -78,8 +75,8 @@ def unsteady(contender: str, workload: str) -> dict:
     return timed(contender, workload, 0.8) | nothing | {"ratios": [], "steady": 0}
 
 
-def untimed(status: str, contender: str | None, workload: str | None, reason: str) -> dict:
-    """A record of a contender that was refused, failed or was skipped."""
+def untimed(status: str, contender: str | None, workload: str | None, reason: str | None) -> dict:
+    """What any record has: all of one that was refused, failed or skipped."""
     return {
         "kind": "model",
         "model": "modernbert-base",

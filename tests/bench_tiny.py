@@ -1,5 +1,7 @@
 """Small models and inputs for the tests of the harness."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from encoder_fast.benchmarks import models
@@ -27,6 +29,11 @@ def written(name: str, scratch: Path) -> models.Written:
     if "embedding_size" in config:
         config["embedding_size"] = 32
     return write(name, scratch, config)
+
+
+def writer(scratch: Path) -> Callable[[str], models.Written]:
+    """`written` into `scratch`, each model once."""
+    return cache(lambda name: written(name, scratch))
 
 
 def task(model: models.Written, scratch: Path, dtype: str = "float32", threads: int = 1) -> Task:

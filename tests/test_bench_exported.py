@@ -1,13 +1,13 @@
 """Engines that run a converted copy: right on ragged batches and pairs, beside transformers."""
 
 import dataclasses
-import importlib.util
 
 import bench_tiny
 import pytest
 import torch
 
 from encoder_fast.benchmarks import accuracy, models
+from encoder_fast.benchmarks.contenders import _torch
 from encoder_fast.benchmarks.contenders.exported import CONTENDERS
 from encoder_fast.benchmarks.workloads import Workload, inputs
 
@@ -27,14 +27,7 @@ def scratch(tmp_path_factory):
 @pytest.fixture(scope="module")
 def write(scratch):
     """Small checkpoints, written once: what the engines make of them is kept in `scratch`."""
-    done = {}
-
-    def get(name: str) -> models.Written:
-        if name not in done:
-            done[name] = bench_tiny.written(name, scratch)
-        return done[name]
-
-    return get
+    return bench_tiny.writer(scratch)
 
 
 def theirs(model: models.Written, given, dtype: torch.dtype) -> torch.Tensor:
@@ -110,7 +103,7 @@ def test_refuses_what_it_cannot_do(write, scratch, contender, monkeypatch):
     assert "CPU only" in contender.why_not(dataclasses.replace(task, device="cuda"))
     if "ctranslate2" in contender.name:
         assert "no modernbert" in contender.why_not(task)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(_torch, "find_spec", lambda name: None)
     assert "pip install" in contender.why_not(task)
     assert contender.name.split()[0] in contender.why_not(task)
 

@@ -3,7 +3,7 @@
 import bench_tiny
 import pytest
 import torch
-from bench_engine_file import INPUTS, LARGER, start
+from bench_engine_file import INPUTS, LARGER, hosting
 
 from encoder_fast.benchmarks import contenders, memory, remote
 from encoder_fast.benchmarks.workloads import inputs
@@ -14,15 +14,8 @@ needs_peak = pytest.mark.skipif(memory.why_not() is not None, reason=str(memory.
 @pytest.fixture
 def host(tmp_path):
     """`start` in a folder of the test, which ends the workers."""
-    engines = []
-
-    def run(changes="", **more):
-        engines.append(start(tmp_path, changes, **more))
-        return engines[-1]
-
-    yield run
-    for engine in engines:
-        engine.close()
+    with hosting(tmp_path) as run:
+        yield run
 
 
 @needs_peak

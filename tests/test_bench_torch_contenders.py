@@ -39,14 +39,7 @@ def scratch(tmp_path_factory):
 @pytest.fixture(scope="module")
 def write(scratch):
     """Small checkpoints, written once."""
-    done = {}
-
-    def get(name: str) -> models.Written:
-        if name not in done:
-            done[name] = bench_tiny.written(name, scratch)
-        return done[name]
-
-    return get
+    return bench_tiny.writer(scratch)
 
 
 def alone(model: models.Written, given: Inputs) -> torch.Tensor:
@@ -135,10 +128,10 @@ def test_one_contender_for_each_backend_says_what_ran(write, scratch):
 
 def test_a_backend_that_cannot_run_the_model_says_why(write, scratch, monkeypatch):
     def refuse(backend, request):
-        assert request == ours.Request(torch.device("cpu"), torch.bfloat16, 32, 64)
-        raise ours.BackendError("attention on torch: head width 32")
+        assert request == _torch.Request(torch.device("cpu"), torch.bfloat16, 32, 64)
+        raise _torch.BackendError("attention on torch: head width 32")
 
-    monkeypatch.setattr(ours, "resolve", refuse)
+    monkeypatch.setattr(_torch, "resolve", refuse)
     task = bench_tiny.task(write("bert-base"), scratch, "bfloat16")
     assert BY_NAME["encoder_fast torch"].why_not(task) == "attention on torch: head width 32"
 

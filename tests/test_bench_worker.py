@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_engine_file import ENGINE, INPUTS, LARGER, start
+from bench_engine_file import ENGINE, INPUTS, LARGER, hosting
 
 from encoder_fast.benchmarks.engine import CannotRun
 
@@ -19,15 +19,8 @@ from encoder_fast.benchmarks.engine import CannotRun
 @pytest.fixture
 def host(tmp_path):
     """`start` in a folder of the test, which ends the workers."""
-    engines = []
-
-    def run(changes="", **more):
-        engines.append(start(tmp_path, changes, **more))
-        return engines[-1]
-
-    yield run
-    for engine in engines:
-        engine.close()
+    with hosting(tmp_path) as run:
+        yield run
 
 
 def alive(pid: int) -> bool:

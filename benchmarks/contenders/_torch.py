@@ -11,8 +11,22 @@ from pathlib import Path
 
 import torch
 
+from encoder_fast.benchmarks import models
 from encoder_fast.benchmarks.engine import Ready, Task
+from encoder_fast.checkpoint import read_json
 from encoder_fast.hardware import usable_device
+from encoder_fast.kernels.dispatch import BackendError, Request, resolve
+
+
+def backend_why_not(task: Task, backend: str) -> str | None:
+    """Why a backend of ours cannot run the model of `task`: its own words."""
+    config = models.config_of(read_json(task.folder / "config.json"))
+    device = torch.device(task.device)
+    try:
+        resolve(backend, Request(device, task.torch_dtype, config.head_width, config.hidden_size))
+    except BackendError as error:
+        return str(error)
+    return None
 
 
 def torch_why_not(task: Task) -> str | None:
@@ -30,7 +44,12 @@ def compiled_why_not(task: Task) -> str | None:
     """Why torch.compile cannot take part: what it makes must itself be compiled here."""
     if reason := torch_why_not(task):
         return reason
-    if torch.device(task.device).type != "cpu":
+    return no_compiler(task.device)
+
+
+def no_compiler(device: str) -> str | None:
+    """What torch.compile lacks on a device, or None."""
+    if torch.device(device).type != "cpu":
         return installed("triton")
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
@@ -43,7 +62,7 @@ def compiled_why_not(task: Task) -> str | None:
 def installed(*packages: str) -> str | None:
     """None, or which of `packages` is missing."""
     missing = [name for name in packages if find_spec(name) is None]
-    names = ", ".join(name.replace("_", "-") for name in missing)
+    names = " ".join(name.replace("_", "-") for name in missing)
     return f"not installed: pip install {names}" if missing else None
 
 

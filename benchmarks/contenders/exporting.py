@@ -1,7 +1,6 @@
 """What engines that convert a model share: one plain forward to convert, and a place to keep it."""
 
 import contextlib
-import importlib.util
 import json
 import logging
 import tempfile
@@ -12,15 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from encoder_fast.benchmarks.contenders._torch import installed
 from encoder_fast.benchmarks.engine import Task
 from encoder_fast.benchmarks.workloads import Inputs
 
 
 def why_not(task: Task, packages: tuple[str, ...], dtypes: tuple[str, ...]) -> str | None:
     """The reasons that all of them share; `packages` are import names that pip knows as well."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        return f"not installed: pip install {' '.join(missing)}"
+    if reason := installed(*packages):
+        return reason
     if task.device != "cpu":
         return "runs on the CPU only"
     if task.dtype not in dtypes:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 import encoder_fast as ef
-from encoder_fast.architectures import architecture_of
 from encoder_fast.benchmarks.contenders._torch import (
+    backend_why_not,
     compiled_now,
     compiled_why_not,
     torch_why_not,
@@ -15,9 +15,7 @@ from encoder_fast.benchmarks.contenders._torch import (
 from encoder_fast.benchmarks.engine import CannotRun, Contender, Engine, Ready, Task, padded
 from encoder_fast.benchmarks.timing import Clock
 from encoder_fast.benchmarks.workloads import Inputs
-from encoder_fast.checkpoint import read_json
-from encoder_fast.config_json import Settings
-from encoder_fast.kernels.dispatch import BACKENDS, BackendError, Request, resolve
+from encoder_fast.kernels.dispatch import BACKENDS
 
 
 def _load(task: Task, backend: str) -> ef.Model:
@@ -30,17 +28,7 @@ def _ran(model: ef.Model) -> dict[str, str]:
 
 def _why_not(backend: str) -> Callable[[Task], str | None]:
     def why_not(task: Task) -> str | None:
-        if reason := torch_why_not(task):
-            return reason
-        values = read_json(task.folder / "config.json")
-        config = architecture_of(values["model_type"]).config(Settings(values))
-        device = torch.device(task.device)
-        request = Request(device, task.torch_dtype, config.head_width, config.hidden_size)
-        try:
-            resolve(backend, request)
-        except BackendError as error:
-            return str(error)
-        return None
+        return torch_why_not(task) or backend_why_not(task, backend)
 
     return why_not
 
