@@ -90,7 +90,7 @@ def check(subject: Subject, shape: OpShape, dtype: torch.dtype, device: str, pas
     wanted = op_check.expected(checked, dtype, device, passes == PASSES[1])
     ours = subject.answer(op_check.arguments(checked, dtype, device), wanted)
     if found := op_check.fault(shape.op, ours, wanted):
-        pytest.fail(f"wrong answer, so no time: {found}", pytrace=False)
+        pytest.fail(op_check.WRONG + found, pytrace=False)
 
 
 def is_finite(output) -> bool:
@@ -112,7 +112,7 @@ def test_op(benchmark, request, roof_of, cell, passes):
     output = benchmark(call)
     after = control.seconds()
     if not is_finite(output):
-        pytest.fail("wrong answer, so no time: numbers that are not finite", pytrace=False)
+        pytest.fail(f"{op_check.WRONG}numbers that are not finite", pytrace=False)
     if benchmark.stats is None:
         return
     found, cost, control_s = benchmark.stats.stats, shape.cost(dtype, passes), (before + after) / 2

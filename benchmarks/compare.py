@@ -6,8 +6,8 @@
 Takes what `--benchmark-json` of bench_ops.py wrote and the JSON lines of `encoder-fast bench`. A
 machine may be in another phase in each run, so absolute times are not compared: ops by their time
 over the control's, models and training steps by their ratio to the baseline, or over the control's
-time where there is no ratio. Exit status 1 if an entry is slower than the threshold by more than
-its own spread, 2 if the files cannot be compared.
+time where there is no ratio of several rounds. Exit status 1 if an entry is slower than the
+threshold by more than its own spread, 2 if the files cannot be compared.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from encoder_fast.benchmarks import records
+
 EXPECTED = "expected is JSON from --benchmark-json of bench_ops.py, or JSON lines of bench"
-KEYS = {
-    "op": ("op", "backend", "shape", "dtype", "pass"),
-    "model": ("model", "contender", "workload", "dtype"),
-    "step": ("model", "contender", "workload", "dtype"),
-}
-"""Kind of record -> what names an entry."""
+KINDS = ("op", "model", "step")
+"""Kinds of records with a speed; `records.CELL` says what names an entry of each."""
+SETTING = ("device", "cpu", "gpu", "threads")
+"""Keys of an environment that should be the same in both runs."""
 
 
 class CannotCompare(Exception):
@@ -51,68 +51,50 @@ class Change:
     unit: str
 
 
-def records(path: Path) -> list[dict]:
-    """The records of a run.
-
-    A last line that was cut short is left out: that run was stopped, the rest is whole.
+def read(path: Path) -> list[dict]:
+    """The records of a run, in either form.
 
     Raises:
         CannotCompare: no such file, or not one of ours.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise CannotCompare(f"{path}: {reason}; {EXPECTED}") from None
-    try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
-        found = _lines(path, text)
-    else:
-        found = _benchmarks(whole)
-    if not any(isinstance(x, dict) and x.get("kind") in KEYS for x in found):
+        found = _benchmarks(path) or records.read(path)
+    except (OSError, ValueError) as error:
+        text = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise CannotCompare(f"{text}; {EXPECTED}") from None
+    if not any(record["kind"] in KINDS for record in found):
         raise CannotCompare(f"{path}: no measured op, model or step in it; {EXPECTED}")
     return found
 
 
-def _benchmarks(whole) -> list[dict]:
-    """Records of one JSON value: pytest-benchmark's, or a file of one line."""
-    if not isinstance(whole, dict):
+def _benchmarks(path: Path) -> list[dict]:
+    """The records in a file of pytest-benchmark; none where it is another file."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["benchmarks"]
+        found = [entry["extra_info"] for entry in entries]
+    except (OSError, ValueError, TypeError, KeyError):
         return []
-    entries = whole.get("benchmarks")
-    if not isinstance(entries, list):
-        return [whole]
-    found = [x["extra_info"] for x in entries if isinstance(x, dict) and x.get("extra_info")]
     return [{"kind": "op", "status": "ok", **info} for info in found if "control_s" in info]
 
 
-def _lines(path: Path, text: str) -> list[dict]:
-    found, lines = [], text.splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number < len(lines) or not found:
-                raise CannotCompare(f"{path}: line {number} is not JSON; {EXPECTED}") from None
-    return found
-
-
-def speeds(path: Path) -> dict[tuple, list[Speed]]:
-    """Entry -> its speeds, one in each unit that its record has, the best unit first.
+def speeds(path: Path, run: list[dict]) -> dict[tuple, list[Speed]]:
+    """Entry -> its speeds, one in each unit that its record has, the best unit first; none where
+    the machine changed too much while it was measured.
 
     Raises:
         CannotCompare: a record lacks what names or measures it.
     """
     found = {}
-    for record in records(path):
-        if not isinstance(record, dict) or record.get("kind") not in KEYS:
-            continue
-        if record.get("status") != "ok":
-            continue
+    for record in run:
         kind = record["kind"]
+        if kind not in KINDS:
+            continue
         try:
-            key = (kind, *(record[name] for name in KEYS[kind]))
-            found[key] = list(_op(record) if kind == "op" else _raced(record))
+            key = (kind, *(record[name] for name in records.CELL[kind]))
+            # The last record of a cell counts.
+            found.pop(key, None)
+            if record["status"] == "ok":
+                found[key] = list(_op(record) if kind == "op" else _raced(record))
         except (KeyError, TypeError, ZeroDivisionError) as error:
             message = f"{path}: a record of kind {kind!r} is not complete ({error!r}); {EXPECTED}"
             raise CannotCompare(message) from None
@@ -120,44 +102,65 @@ def speeds(path: Path) -> dict[tuple, list[Speed]]:
 
 
 def _op(record: dict):
+    if records.op_steady(record) is False:
+        return
     unit = record["control_s"] * 1e3
     yield Speed(*(record[name] / unit for name in ("ms_low", "ms", "ms_high")), "control")
 
 
 def _raced(record: dict):
-    if record.get("ratio") and record["contender"] != record["baseline"]:
+    # An int8 engine may have raced in other floats in the other run: that is another unit.
+    race = record.get("race") or record["dtype"]
+    # One steady round has no spread, so it cannot say whether a change is one.
+    several = record.get("ratio") and record.get("steady", 2) > 1
+    if several and record["contender"] != record["baseline"]:
         # A ratio says how many times faster: its high quartile is the short time.
         names = ("ratio_high", "ratio", "ratio_low")
-        yield Speed(*(1 / record[name] for name in names), record["baseline"])
+        yield Speed(*(1 / record[name] for name in names), f"{record['baseline']} {race}")
     if record.get("control_ms"):
         times = (record.get(name, record["ms"]) for name in ("ms_low", "ms", "ms_high"))
-        yield Speed(*(ms / record["control_ms"] for ms in times), "control")
+        yield Speed(*(ms / record["control_ms"] for ms in times), f"control {race}")
 
 
 def compare(before: Path, after: Path) -> dict:
-    """Changes of what both runs have, and the names of what only one has.
+    """Changes of what both runs have, the names of what only one has or what cannot be compared,
+    and in what the machines of the runs differ.
 
     Raises:
         CannotCompare: also where the runs have nothing in common.
     """
-    old, new = speeds(before), speeds(after)
-    changes = []
-    for key in old:
-        pairs = [(a, b) for a in old[key] for b in new.get(key, ()) if a.unit == b.unit]
-        if pairs:
+    runs = read(before), read(after)
+    old, new = speeds(before, runs[0]), speeds(after, runs[1])
+    changes, unsteady = [], []
+    for key in old.keys() & new.keys():
+        pairs = [(a, b) for a in old[key] for b in new[key] if a.unit == b.unit]
+        if not pairs:
+            unsteady.append(_name(key))
+        else:
             a, b = pairs[0]
             clear = b.low > a.high or b.high < a.low
             changes.append(Change(_name(key), b.middle / a.middle, clear, a.unit))
-    if not changes:
+    if not old.keys() & new.keys():
         raise CannotCompare(
             f"{after}: no measured entry in common with {before}; expected are two runs of the "
             "same ops, or of the same models and workloads"
         )
     return {
-        "changes": sorted(changes, key=lambda change: -change.times),
+        "changes": sorted(changes, key=lambda change: (-change.times, change.entry)),
         "appeared": [_name(key) for key in new if key not in old],
         "disappeared": [_name(key) for key in old if key not in new],
+        "not comparable": sorted(unsteady),
+        "differs": _differences(*runs),
     }
+
+
+def _differences(before: list[dict], after: list[dict]) -> list[str]:
+    """What the runs' last environments say differently: a speed may have changed by that alone."""
+    ends = [[r for r in run if r["kind"] == "environment"][-1:] for run in (before, after)]
+    if not all(ends):
+        return []
+    (a,), (b,) = ends
+    return [f"{n}: {a.get(n)}, then {b.get(n)}" for n in SETTING if a.get(n) != b.get(n)]
 
 
 def _name(key: tuple) -> str:
@@ -198,7 +201,7 @@ def _show(found: dict, slower: list[Change], faster: list[Change]) -> None:
         for change in changes:
             times = change.times if title == "slower" else 1 / change.times
             print(f"{title} {times:6.2f}x  {change.entry}  (against {change.unit})")
-    for title in ("appeared", "disappeared"):
+    for title in ("appeared", "disappeared", "not comparable", "differs"):
         for entry in found[title]:
             print(f"{title}  {entry}")
     count = len(found["changes"])

@@ -79,7 +79,8 @@ class Contender:
 
     `why_not(task)` is None or the reason why it cannot take part, found without building anything.
     `build(task)` may raise anything: the harness reports it and goes on. `slow` contenders take
-    part only when named or in a full run. `note` is printed under the table.
+    part only when named or in a full run. `note` is printed under the table. `from_text` ones run
+    a tokenizer first; a quick run leaves out their memory, which is that of the model below.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Contender:
     why_not: Callable[[Task], str | None]
     slow: bool = False
     note: str = ""
+    from_text: bool = False
 
 
 def padded(call: Callable[..., Tensor], inputs: Inputs, device: str = "cpu") -> Ready:

@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,8 @@ PACKAGES = (
     "openvino",
     "ctranslate2",
     "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
     "liger-kernel",
     "quack-kernels",
     "numpy",
@@ -34,11 +37,22 @@ def commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def stamp(device: str, threads: int) -> dict:
-    """The "environment" record."""
+def _command() -> str:
+    """What to type to do it again: both ways to start the harness end in the same arguments."""
+    words = sys.argv[1:]
+    return shlex.join(["encoder-fast", "bench", *(words[1:] if words[:1] == ["bench"] else words)])
+
+
+def stamp(device: str, threads: int, contenders: tuple[str, ...] = ()) -> dict:
+    """The "environment" record.
+
+    Args:
+        contenders: who takes part; of one with packages of its own (envs.py) those are listed too.
+    """
     import torch
 
     from encoder_fast import hardware
+    from encoder_fast.benchmarks import envs
 
     cpu, flags = hardware.cpu_info()
     memory = hardware.memory_bytes()
@@ -47,7 +61,7 @@ def stamp(device: str, threads: int) -> dict:
         "kind": "environment",
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
-        "command": " ".join(["run.py", *sys.argv[1:]]),
+        "command": _command(),
         "cpu": cpu,
         "cores": os.cpu_count(),
         "flags": [flag for flag in hardware.KERNEL_FLAGS if flag in flags],
@@ -55,7 +69,8 @@ def stamp(device: str, threads: int) -> dict:
         "gpu": found[0] if found else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: v for name in PACKAGES if (v := _version(name))},
+        "versions": {name: v for name in PACKAGES if (v := _version(name))}
+        | {f"{name} in {env}": v for env in contenders for name, v in envs.versions(env).items()},
         "threads": threads,
         "device": device,
     }

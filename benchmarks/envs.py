@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 FOLDER = ".bench-envs"
@@ -57,6 +58,17 @@ def device_of(place: Path) -> str:
 def python_of(place: Path) -> Path:
     """The interpreter of an environment."""
     return place / "bin" / "python"
+
+
+def versions(name: str) -> dict[str, str]:
+    """Package -> version of what decides the speed in a finished environment; else nothing."""
+    place = find(name) if name in ENVIRONMENTS else None
+    if place is None:
+        return {}
+    folders = [str(folder) for folder in place.glob("lib/python*/site-packages")]
+    pinned = {one.partition("==")[0] for one in _stamp(place)["packages"]} | {"torch"}
+    found = {one.metadata["Name"]: one.version for one in distributions(path=folders)}
+    return {name: found[name] for name in sorted(pinned & found.keys())}
 
 
 def _stamp(place: Path) -> dict | None:

@@ -260,4 +260,4 @@ def _memory(cell: Cell, name: str, drawn: Inputs) -> dict:
             engine.close()
     except (CannotRun, MemoryError, RuntimeError) as error:
         return {"memory_reason": reason(error)}
-    return measured
+    return {"memory_reason": measured["reason"]} if "reason" in measured else measured

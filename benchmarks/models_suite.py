@@ -1,5 +1,6 @@
 """Models: contenders x workloads x dtype, interleaved in one process, right answers only."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from encoder_fast.benchmarks.contenders import BASELINE, CONTENDERS
 from encoder_fast.benchmarks.engine import CannotRun, Contender, Engine, Task
 from encoder_fast.benchmarks.memory_suite import measure_memory
 from encoder_fast.benchmarks.options import Emit, Options, Tell
+from encoder_fast.benchmarks.remote import RemoteEngine
 from encoder_fast.benchmarks.timing import Control, Race, quartiles, race, reason
 from encoder_fast.benchmarks.workloads import Workload
 from encoder_fast.kernels import attention, linear, mlp
@@ -74,8 +76,14 @@ def run(options: Options, emit: Emit, tell: Tell) -> None:
                 if workload not in good:
                     why = written.why_not(workload)
                     emit(entries.record(None, workload.name, "skipped", why))
-            if good:
+            if not good:
+                continue
+            try:
                 _one_field(entries, good, emit, tell, int8=dtype == floats[0])
+            except Exception as error:
+                emit(entries.record(None, None, "failed", reason(error)))
+            # Models hold cycles, and the next ones need their memory.
+            gc.collect()
 
 
 def _one_field(entries: Field, good: list, emit: Emit, tell: Tell, int8: bool) -> None:
@@ -87,8 +95,15 @@ def _one_field(entries: Field, good: list, emit: Emit, tell: Tell, int8: bool) -
         for workload in good:
             drawn = workloads.inputs(workload, entries.written.folder)
             finished += _one_workload(entries, oracle, workload, drawn, emit, tell)
+    del oracle
+    remote = {name for name, one in entries.engines.items() if isinstance(one, RemoteEngine)}
+    # Beside them the process that is measured would have the less memory.
+    entries.engines.clear()
+    gc.collect()
+    if entries.options.quick:
+        finished = [cell for cell in finished if not CONTENDERS[cell[0]].from_text]
     if entries.options.memory:
-        measure_memory(entries, good, set(finished), emit, tell)
+        measure_memory(entries, good, finished, remote, emit, tell)
 
 
 @contextmanager
@@ -97,6 +112,7 @@ def _built(entries: Field, emit: Emit, tell: Tell, int8: bool) -> Iterator[Engin
 
     Raises:
         RuntimeError: the baseline cannot run; without it there is neither check nor ratio.
+        Exception: whatever its build raised.
     """
     with ExitStack() as stack:
         tell(f"{entries.written.name}: building the fp32 oracle")
@@ -108,14 +124,13 @@ def _built(entries: Field, emit: Emit, tell: Tell, int8: bool) -> Iterator[Engin
         stack.callback(oracle.close)
         for name in dict.fromkeys((BASELINE, *entries.options.contenders)):
             contender = CONTENDERS[name]
-            dtype = _dtype_of(contender, entries, int8)
-            if dtype is None:
-                why = contender.why_not(entries.task(entries.dtype))
-                emit(entries.record(name, None, "skipped", why))
-                continue
-            tell(f"{entries.written.name} {dtype}: building {name}")
-            entries.dtypes[name] = dtype
             try:
+                dtype, why = _dtype_of(contender, entries, int8)
+                if dtype is None:
+                    emit(entries.record(name, None, "skipped", why))
+                    continue
+                tell(f"{entries.written.name} {dtype}: building {name}")
+                entries.dtypes[name] = dtype
                 entries.engines[name] = contender.build(entries.task(dtype))
             except Exception as error:
                 if name == BASELINE:
@@ -126,12 +141,19 @@ def _built(entries: Field, emit: Emit, tell: Tell, int8: bool) -> Iterator[Engin
         yield oracle
 
 
-def _dtype_of(contender: Contender, entries: Field, int8: bool) -> str | None:
-    """The dtype that a contender runs in here: the race's, or int8 where that was asked for."""
+def _dtype_of(contender: Contender, entries: Field, int8: bool) -> tuple[str | None, str | None]:
+    """The dtype that a contender runs in here: the race's, or int8 where that was asked for. None
+    and the reasons where it runs in neither.
+    """
+    reasons = {}
     for dtype in (entries.dtype, "int8") if int8 else (entries.dtype,):
-        if contender.why_not(entries.task(dtype)) is None:
-            return dtype
-    return None
+        why = contender.why_not(entries.task(dtype))
+        if why is None:
+            return dtype, None
+        reasons.setdefault(why, dtype)
+    if len(reasons) == 1:
+        return None, next(iter(reasons))
+    return None, "; ".join(f"in {dtype}: {why}" for why, dtype in reasons.items())
 
 
 def _one_workload(entries, oracle, workload, drawn, emit, tell) -> list[tuple[str, str]]:
@@ -140,7 +162,12 @@ def _one_workload(entries, oracle, workload, drawn, emit, tell) -> list[tuple[st
     """
     label = f"{entries.written.name} {entries.dtype} {workload.name}"
     tell(f"{label}: the fp32 answer")
-    wanted = oracle.ready(drawn).output()
+    try:
+        wanted = oracle.ready(drawn).output()
+    except Exception as error:
+        why = f"the fp32 run of {BASELINE} that all are compared with failed: {reason(error)}"
+        emit(entries.record(None, workload.name, "failed", why))
+        return []
     ready, verdicts, theirs = {}, {}, None
     for name, engine in entries.engines.items():
         tell(f"{label}: checking {name}")
@@ -153,15 +180,16 @@ def _one_workload(entries, oracle, workload, drawn, emit, tell) -> list[tuple[st
         except Exception as error:
             emit(entries.record(name, workload.name, "failed", reason(error)))
             continue
-        theirs = output if name == BASELINE else theirs
-        verdict = _verdict(output, wanted, theirs, drawn, one.pooled, entries.dtypes[name])
+        baseline = output if name == BASELINE else theirs
+        verdict = _verdict(output, wanted, baseline, drawn, one.pooled, entries.dtypes[name])
         if verdict.reason is None:
             ready[name], verdicts[name] = one, verdict
+            # Only a good one: an error of three times NaN would allow any.
+            theirs = output if name == BASELINE else theirs
         else:
             refused = entries.record(name, workload.name, "refused", verdict.reason)
             emit(refused | _accuracy(verdict))
     if BASELINE not in ready:
-        tell(f"{label}: no baseline, so no race")
         return []
     control = Control(getattr(torch, entries.dtype), entries.options.device)
     options = entries.options
@@ -209,7 +237,7 @@ def speed_keys(
     return workload.counts | {
         "tokens_per_s": workload.tokens / seconds,
         "slots_per_s": workload.slots / seconds,
-        "roof": needed / seconds / (control.flops / result.control_seconds(name)),
+        "roof": needed / control.flops / result.in_controls(name),
         "ms": seconds * 1e3,
         "ms_low": times[0],
         "ms_high": times[2],

@@ -22,6 +22,8 @@ from encoder_fast.benchmarks.op_shapes import OpShape
 from encoder_fast.kernels import _numeric, dispatch
 
 ULPS = 4
+WRONG = "wrong answer, so no time: "
+"""How the reason of a refused cell begins."""
 MODULES = {module.__name__.rsplit(".", 1)[-1]: module for module in kernels.OPS}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoder_fast.benchmarks import models, op_shapes, workloads
+from encoder_fast.benchmarks import models, op_check, op_shapes, workloads
 from encoder_fast.benchmarks.op_subjects import PASSES, Subject, subjects
 from encoder_fast.benchmarks.workloads import Workload
 from encoder_fast.kernels import dispatch
@@ -164,7 +164,9 @@ def _record(item: pytest.Function, report: pytest.TestReport) -> dict | None:
     if report.failed:
         error = report.longrepr
         message = getattr(getattr(error, "reprcrash", None), "message", None) or str(error)
-        return record | {"status": "failed", "reason": " ".join(message.split())[:300]}
+        text = " ".join(message.split()).removeprefix("Failed: ")[:300]
+        refused = text.startswith(op_check.WRONG)
+        return record | {"status": "refused" if refused else "failed", "reason": text}
     benchmark = item.funcargs["benchmark"]
     if benchmark.stats is None:
         return None

@@ -8,11 +8,36 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from encoder_fast.benchmarks.op_peers import PEERS
 from encoder_fast.benchmarks.options import Emit, Options, Tell
+from encoder_fast.kernels import dispatch
 
 BENCH = Path(__file__).with_name("bench_ops.py")
 QUICK_WORKLOADS = ("8x128", "1x2048")
 LOOK_EVERY_S = 0.2
+
+
+def check_packages() -> None:
+    """
+    Raises:
+        ModuleNotFoundError: pytest or pytest-benchmark is missing.
+    """
+    for package in ("pytest", "pytest_benchmark"):
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(
+                f"the ops suite needs {package}: pip install 'encoder-fast[bench]'"
+            )
+
+
+def op_names() -> tuple[str, ...]:
+    """What can be chosen as `ops`."""
+    return tuple(dispatch.op_tables())
+
+
+def backend_names() -> tuple[str, ...]:
+    """What can be chosen as `backends`: ours that have an op, then peers."""
+    own = [name for table in dispatch.op_tables().values() for name in table]
+    return (*dict.fromkeys(own), *dict.fromkeys(peer.name for peer in PEERS))
 
 
 def run(
@@ -24,19 +49,13 @@ def run(
 ) -> None:
     """Emit a "roof" record for each dtype and an "op" record for each cell, as they are measured.
 
-    Empty `ops` means all; empty `backends` means those of `options.contenders`, or all, and their
-    peers. A quick run times forwards of two workloads, without the specification. A cell that
-    takes the process down is one failed cell: the rest goes on in a new process.
+    Empty `ops` and `backends` mean all. A quick run times forwards of two workloads, without the
+    specification. A cell that takes the process down is one failed cell: the rest goes on in a new
+    process.
 
     Raises:
-        ModuleNotFoundError: pytest or pytest-benchmark is missing.
-        RuntimeError: pytest could not start, with its last lines.
+        RuntimeError: pytest could not start, or died beside a cell, with its last lines.
     """
-    for package in ("pytest", "pytest_benchmark"):
-        if importlib.util.find_spec(package) is None:
-            raise ModuleNotFoundError(
-                f"the ops suite needs {package}: pip install 'encoder-fast[bench]'"
-            )
     watch = _Watch(emit, tell, options.scratch / "ops.jsonl")
     command = _command(options, ops, backends, watch.lines)
     log = options.scratch / "ops.log"
@@ -79,15 +98,10 @@ def _command(options: Options, ops, backends, lines: Path) -> list[str]:
 
 def _backends(options: Options) -> tuple[str, ...]:
     """Names for --op-backends; none means all."""
-    from encoder_fast.benchmarks.op_peers import PEERS
-    from encoder_fast.kernels.dispatch import BACKENDS
-
-    own = [name for name in BACKENDS if f"encoder_fast {name}" in options.contenders]
-    if not own and not options.quick:
+    if not options.quick:
         return ()
-    peers = [peer.name for peer in PEERS if not (options.quick and peer.slow)]
-    own = own or [name for name in BACKENDS if name != "reference"]
-    return (*own, *dict.fromkeys(peers))
+    left_out = {peer.name for peer in PEERS if peer.slow} | {"reference"}
+    return tuple(name for name in backend_names() if name not in left_out)
 
 
 class _Watch:

@@ -12,6 +12,8 @@ import math
 import os
 from pathlib import Path
 
+from encoder_fast.benchmarks.timing import STEADY
+
 CELL = {
     "model": ("model", "workload", "dtype", "contender"),
     "step": ("model", "workload", "dtype", "contender"),
@@ -139,6 +141,12 @@ def blocks(race: list[dict]) -> dict[str, list[dict]]:
     return {name: sorted(block, key=lambda r: r["ms"]) for name, block in found.items()}
 
 
+def op_steady(record: dict) -> bool | None:
+    """Do the controls before and after an op's block agree? None where there are none."""
+    controls = record.get("control_before_s"), record.get("control_after_s")
+    return max(controls) <= STEADY * min(controls) if all(controls) else None
+
+
 def is_baseline(record: dict) -> bool:
     """Is it what the ratios of its race refer to?"""
     return record["contender"] == record.get("baseline")
@@ -177,6 +185,8 @@ def interruption(records: list[dict]) -> str | None:
     last = records[-1]
     if last["kind"] != "end":
         return "The run was cut off: what it had measured until then is here."
+    if last["status"] == "failed":
+        return f"Not all of it was measured: {last.get('reason') or 'no reason given'}"
     if last["status"] != "done":
         return "The run was interrupted: what it had measured until then is here."
     return None

@@ -51,9 +51,11 @@ class RemoteReady:
 
 @dataclass
 class RemoteEngine(Engine):
-    """`memory(inputs)` gives "added_mib" and "peak_mib" of one run of each input (memory.py)."""
+    """`memory(inputs)` gives "added_mib" and "peak_mib" of one run of each input (memory.py), or
+    the "reason" why it failed.
+    """
 
-    memory: Callable[[Sequence[Inputs]], list[dict[str, float]]] = field(kw_only=True)
+    memory: Callable[[Sequence[Inputs]], list[dict]] = field(kw_only=True)
 
 
 def remote_engine(

@@ -17,6 +17,7 @@ from encoder_fast.benchmarks.records import (
     latest,
     memory_of,
     not_measured,
+    op_steady,
     races,
     read,
 )
@@ -36,13 +37,14 @@ RACE = (
     "added MiB",
     "ran",
 )
-OPS = ("op", "shape", "backend", "ms", "quartiles", "Gflop/s", "GB/s", "roof")
+OPS = ("op", "shape", "backend", "ms", "quartiles", "Gflop/s", "GB/s", "roof", "steady")
 ROOF = ("device", "dtype", "Gflop/s", "GB/s")
 KEYS = {RACE: 2, OPS: 3, ROOF: 2}
 """How many first columns say what a row is about; the rest are its values."""
 WORDS = {"workload", "contender", "ran", "op", "shape", "backend", "device", "dtype", "ratio"}
 """Columns that are not aligned as numbers."""
 UNSTEADY = "no steady round"
+IN_CACHE = "above 100 % of the roof: the stream is main memory's, and these tensors are in a cache"
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]], list[str]]
 """Title, header, rows of strings, and lines to be read below."""
@@ -132,9 +134,12 @@ def _reasons(records: list[dict]) -> list[str]:
 
 def _op_tables(ops: list[dict]) -> list[Table]:
     """One for each dtype and pass; the backends of a shape stand together, fastest first."""
-    found = {}
+    found, absent = {}, []
     for record in ops:
-        found.setdefault((record["dtype"], record["pass"]), []).append(record)
+        if record["dtype"] is None:
+            absent.append(record)
+        else:
+            found.setdefault((record["dtype"], record["pass"]), []).append(record)
     result = []
     for (dtype, passes), group in found.items():
         timed = [r for r in group if r["status"] == "ok" and r.get("ms")]
@@ -143,7 +148,13 @@ def _op_tables(ops: list[dict]) -> list[Table]:
             order.setdefault((record["op"], record["shape"]), len(order))
         timed.sort(key=lambda r: (order[r["op"], r["shape"]], r["ms"]))
         rows = [_op_row(record) for record in timed]
-        result.append((f"Ops, {dtype}, {passes}", OPS, rows, _reasons(group)))
+        notes = [IN_CACHE] if any((r.get("roof") or 0) > 1.1 for r in timed) else []
+        result.append((f"Ops, {dtype}, {passes}", OPS, rows, [*notes, *_reasons(group)]))
+    if absent and not result:
+        result.append(("Ops", OPS, [], []))
+    if absent:
+        # Who is not on this machine at all has neither dtype nor shape: said once, at the end.
+        result[-1][3].extend(_reasons(absent))
     return result
 
 
@@ -158,6 +169,7 @@ def _op_row(record: dict) -> tuple[str, ...]:
         spread,
         *_rates(record),
         "-" if roof is None else f"{roof:.0%}",
+        {None: "-", True: "yes", False: "no"}[op_steady(record)],
     )
 
 

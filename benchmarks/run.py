@@ -3,6 +3,7 @@
     encoder-fast bench models                        every model and workload, the fastest dtype
     encoder-fast bench models ops finetune --quick   a first look, some minutes
     encoder-fast bench models --models modernbert-base --workloads 8x128 1x2048 --dtype bfloat16
+    encoder-fast bench ops --ops attention mlp --backends torch "peer sdpa" --workloads 8x512
     python benchmarks/run.py ops                     the same from a checkout
 
 The same weights, dtype, threads and inputs for everyone, interleaved round by round in one
@@ -14,6 +15,7 @@ what was measured. benchmarks/README.md has the method.
 import argparse
 import datetime
 import json
+import math
 import sys
 import tempfile
 import time
@@ -25,7 +27,7 @@ from encoder_fast.benchmarks.options import Options
 SUITES = ("models", "ops", "finetune")
 QUICK = {
     "modernbert-base": ("1x32", "8x128", "1x2048"),
-    "minilm-l6": ("search-log", "rerank"),
+    "minilm-l6": ("search-log",),
 }
 """Model -> workloads of `--quick`: what two slow cores do in some minutes."""
 QUICK_STEPS = ("8x128",)
@@ -39,7 +41,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="a choice of cells that takes some minutes")
     add("--models", nargs="+", default=[], metavar="NAME", help="default: all")
     add("--workloads", nargs="+", default=[], metavar="NAME", help="default: all")
-    add("--contenders", nargs="+", default=[], metavar="NAME", help="default: all")
+    add(
+        "--contenders",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="of models and finetune; transformers sdpa is always there (default: all)",
+    )
+    add("--ops", nargs="+", default=[], metavar="NAME", help="of the ops suite (default: all)")
+    add(
+        "--backends",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help='of the ops suite: our own and peers like "peer sdpa" (default: all)',
+    )
     add(
         "--dtype",
         nargs="+",
@@ -58,24 +74,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 done, 130 interrupted; `ValueError` for what the machine or the harness does not have."""
+    """0 done, 1 a suite failed or nothing was measured, 130 interrupted.
+
+    Raises:
+        ValueError, ImportError: something was asked for that the harness or the machine has not.
+    """
     if find_spec("matplotlib") is None:
         raise ModuleNotFoundError("the report needs matplotlib: pip install 'encoder-fast[bench]'")
     chosen = _checked(args)
-    from encoder_fast.benchmarks import environment, page, report
+    from encoder_fast.benchmarks import contenders, environment, page, report
 
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     name = args.name or datetime.datetime.now().strftime("%Y-%m-%d_%H%M%S")
     lines = out / f"{name}.jsonl"
-    status, started = "done", time.monotonic()
+    failures, started = [], time.monotonic()
     with report.Writer(lines) as emit, tempfile.TemporaryDirectory() as scratch:
-        emit(environment.stamp(chosen["device"], chosen["threads"]))
+        engines = _chosen(args, contenders.ALL) if "models" in args.suites else ()
+        emit(environment.stamp(chosen["device"], chosen["threads"], engines))
         try:
-            _run_suites(args, chosen, Path(scratch), emit)
+            _run_suites(args, chosen, Path(scratch), emit, failures)
+            status = "failed" if failures else "done"
         except KeyboardInterrupt:
             status = "interrupted"
-        emit({"kind": "end", "status": status, "seconds": time.monotonic() - started})
+        end = {"kind": "end", "status": status, "reason": "; ".join(failures) or None}
+        emit(end | {"seconds": time.monotonic() - started})
     records = report.read(lines)
     page.write(records, out / f"{name}.html")
     if args.json:
@@ -84,7 +107,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         report.show(records)
     print(f"{lines}\n{out / f'{name}.html'}", file=sys.stderr)
-    return 0 if status == "done" else 130
+    if status == "interrupted":
+        return 130
+    return int(bool(failures) or not any(record.get("status") == "ok" for record in records))
 
 
 def _checked(args: argparse.Namespace) -> dict:
@@ -95,18 +120,18 @@ def _checked(args: argparse.Namespace) -> dict:
     """
     import torch
 
-    from encoder_fast.benchmarks import contenders, models, step_contenders, workloads
+    from encoder_fast.benchmarks import models, workloads
     from encoder_fast.hardware import fastest_dtype, usable_cores, usable_device
 
     _known("--models", args.models, models.CONFIGS)
     _known("--workloads", args.workloads, workloads.WORKLOADS)
-    runners = contenders.CONTENDERS if "models" in args.suites or "ops" in args.suites else {}
-    steps = step_contenders.CONTENDERS if "finetune" in args.suites else {}
-    _known("--contenders", args.contenders, [*runners, *steps])
+    _check_who(args)
     _known("--dtype", args.dtype, ("auto", "float32", "bfloat16", "float16", "int8"))
     for option, value in (("--threads", args.threads), ("--rounds", args.rounds)):
         if value is not None and value < 1:
             raise ValueError(f"{option}: got {value}, at least 1 needed")
+    if args.seconds is not None and not 0 <= args.seconds < math.inf:
+        raise ValueError(f"--seconds: got {args.seconds}, a finite number from 0 on needed")
     device = args.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -123,25 +148,54 @@ def _checked(args: argparse.Namespace) -> dict:
     return {"device": device, "dtypes": dtypes, "threads": args.threads or usable_cores()}
 
 
+def _check_who(args: argparse.Namespace) -> None:
+    """The names that belong to one suite only."""
+    from encoder_fast.benchmarks import contenders, ops_suite, step_contenders
+
+    tables = {"models": contenders.CONTENDERS, "finetune": step_contenders.CONTENDERS}
+    tables = {suite: names for suite, names in tables.items() if suite in args.suites}
+    every = dict.fromkeys(name for table in tables.values() for name in table)
+    _known("--contenders", args.contenders, every)
+    for suite, names in tables.items():
+        if args.contenders and not set(args.contenders) & names.keys():
+            raise ValueError(
+                f"--contenders: got {', '.join(args.contenders)}; none takes part in {suite}, "
+                f"which has: {', '.join(names)}"
+            )
+    ops = "ops" in args.suites
+    if ops:
+        ops_suite.check_packages()
+    _known("--ops", args.ops, ops_suite.op_names() if ops else ())
+    _known("--backends", args.backends, ops_suite.backend_names() if ops else ())
+
+
 def _known(option: str, given: list[str], allowed) -> None:
     unknown = [name for name in given if name not in allowed]
+    if unknown and not allowed:
+        raise ValueError(f"{option}: got {', '.join(unknown)}; no suite that was named takes it")
     if unknown:
         raise ValueError(f"{option}: got {', '.join(unknown)}; allowed: {', '.join(allowed)}")
 
 
-def _run_suites(args: argparse.Namespace, chosen: dict, scratch: Path, emit) -> None:
+def _run_suites(args: argparse.Namespace, chosen: dict, scratch: Path, emit, failures) -> None:
+    """Run them all. Why one could not finish goes to `failures`; what it had measured is kept."""
     import torch
 
     from encoder_fast.benchmarks import environment
     from encoder_fast.benchmarks.teller import Teller
+    from encoder_fast.benchmarks.timing import reason
 
     torch.set_num_threads(chosen["threads"])
     environment.limit_memory()
     with Teller() as tell:
-        for suite in args.suites:
-            {"models": _models, "ops": _ops, "finetune": _finetune}[suite](
-                args, chosen, scratch, emit, tell
-            )
+        for suite in dict.fromkeys(args.suites):
+            run_suite = {"models": _models, "ops": _ops, "finetune": _finetune}[suite]
+            try:
+                run_suite(args, chosen, scratch, emit, tell)
+            except Exception as error:
+                if args.debug:
+                    raise
+                failures.append(f"{suite}: {reason(error)}")
 
 
 def _options(args, chosen: dict, scratch: Path, models: tuple, workloads, **more) -> Options:
@@ -189,7 +243,8 @@ def _finetune(args, chosen: dict, scratch: Path, emit, tell) -> None:
 def _ops(args, chosen: dict, scratch: Path, emit, tell) -> None:
     from encoder_fast.benchmarks import ops_suite
 
-    ops_suite.run(_options(args, chosen, scratch, args.models, args.workloads), emit, tell)
+    options = _options(args, chosen, scratch, args.models, args.workloads)
+    ops_suite.run(options, emit, tell, tuple(args.ops), tuple(args.backends))
 
 
 if __name__ == "__main__":

@@ -100,6 +100,12 @@ class Race:
             self.blocks[name][i].seconds for i in self.steady(name, baseline) or done
         )
 
+    def in_controls(self, name: str) -> float:
+        """Median length of a call of `name`, in controls of the same block: a block in a slow phase
+        of the machine has slow controls.
+        """
+        return statistics.median(b.seconds * 2 / sum(b.controls) for b in self.blocks[name] if b)
+
     def control_seconds(self, name: str) -> float:
         """Median control around the blocks of `name`: the speed of the machine in those seconds."""
         return statistics.median(c for b in self.blocks[name] if b for c in b.controls)
@@ -147,14 +153,17 @@ def race(
 
 
 def _block(engine, name, repeats, control, before, result) -> tuple[Block | None, float]:
-    """One timed block and the control after it. The first call of an engine only says how many
-    calls fill a block.
+    """One timed block and the control after it. The first call of an engine says how many calls
+    fill a block; a call that fills one by itself, of an engine that is warmed up, is one.
     """
     try:
+        seconds = None
         if name not in repeats:
-            repeats[name] = max(1, math.ceil(SHORTEST_BLOCK_S / max(engine.seconds(1), 1e-7)))
-            before = control.seconds()
-        seconds = engine.seconds(repeats[name]) / repeats[name]
+            seconds = engine.seconds(1)
+            repeats[name] = max(1, math.ceil(SHORTEST_BLOCK_S / max(seconds, 1e-7)))
+        if seconds is None or repeats[name] > 1:
+            before = before if seconds is None else control.seconds()
+            seconds = engine.seconds(repeats[name]) / repeats[name]
     except Exception as error:
         result.failures[name] = reason(error)
         return None, control.seconds()

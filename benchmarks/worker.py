@@ -79,18 +79,22 @@ class Host:
         """Wall seconds of `repeats` runs, taken here: the pipe costs nothing."""
         return self._ready[number].seconds(repeats)
 
-    def memory(self, several: list[dict]) -> list[dict[str, float]]:
+    def memory(self, several: list[dict]) -> list[dict]:
         """Peak memory of one run of each input, over what the process held after a short run.
 
-        From small to large, so that memory that an engine keeps for its next run counts.
+        From small to large, so that memory that an engine keeps for its next run counts. An input
+        whose run fails, most likely for lack of memory, has a "reason" in place of numbers.
         """
         memory = load(Path(__file__).with_name("memory.py"))
         self._engine.ready(self._inputs(short(several[0]))).call()
         base = memory.settled(self._device)
         measured = {}
         for i in sorted(range(len(several)), key=lambda i: _slots(several[i])):
-            one = self._engine.ready(self._inputs(several[i]))
-            measured[i] = memory.measure(one.call, base, self._device)
+            try:
+                one = self._engine.ready(self._inputs(several[i]))
+                measured[i] = memory.measure(one.call, base, self._device)
+            except Exception as error:
+                measured[i] = {"reason": f"{type(error).__name__}: {error}"}
         return [measured[i] for i in range(len(several))]
 
 

@@ -126,6 +126,8 @@ def op(name: str, backend: str, intensity: float, rate: float, **more) -> dict:
         "bytes_per_s": rate / intensity,
         "roof": 0.6,
         "control_s": 0.004,
+        "control_before_s": 0.004,
+        "control_after_s": 0.004,
         "status": "ok",
         "reason": None,
     } | more
@@ -154,9 +156,16 @@ def ops() -> list[dict]:
         roof | {"flops_per_s": 4e11, "bytes_per_s": 3e10},
         op("attention", "torch", 60, 2e11),
         op("attention", "reference", 60, 0.6e11),
-        op("attention", "peer sdpa", 60, 2.2e11),
+        op("attention", "peer sdpa", 60, 2.2e11, control_after_s=0.006),
         op("add_norm", "torch", 1.2, 1.8e10, shape="8x512 W768"),
-        op("mlp", "peer liger", 1, 1, status="skipped", reason="runs on cuda, not on cpu"),
+        {
+            "kind": "op",
+            "op": "mlp",
+            "backend": "peer liger",
+            **dict.fromkeys(("dtype", "shape", "pass")),
+            "status": "skipped",
+            "reason": "runs on cuda, not on cpu",
+        },
     ]
 
 

@@ -22,6 +22,9 @@ def model(contender="ours", ms=10.0, ratio=2.0, spread=0.02, kind="model", **mor
     )
 
 
+ENVIRONMENT = {"kind": "environment", "date": "2026-12-01", "device": "cpu", "threads": 2}
+
+
 @pytest.fixture
 def files(tmp_path):
     """Function: records of the two runs -> the arguments of the command."""
@@ -30,8 +33,7 @@ def files(tmp_path):
         paths = []
         for name, records in (("a.jsonl", before), ("b.jsonl", after)):
             paths.append(tmp_path / name)
-            head = {"kind": "environment"}
-            paths[-1].write_text("\n".join(map(json.dumps, [head, *records])) + "\n")
+            paths[-1].write_text("\n".join(map(json.dumps, [ENVIRONMENT, *records])) + "\n")
         return [str(path) for path in paths]
 
     return write
@@ -47,7 +49,7 @@ def test_slower_and_faster_are_printed_by_ratio(files, capsys):
     after = [op(ms=1.5), op("reference", ms=3), op("new")]
     assert compare.main(files(before, after)) == 1
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("slower   1.50x  op | mlp | torch | 8x128 W768 | float32 | forward")
+    assert out[0].startswith("slower   1.50x  op | mlp | torch | float32 | 8x128 W768 | forward")
     assert out[1].startswith("faster   3.00x  op | mlp | reference")
     assert out[2].startswith("appeared  op | mlp | new")
     assert out[3].startswith("disappeared  op | mlp | gone")
@@ -74,6 +76,33 @@ def test_the_baseline_and_what_has_no_ratio_are_compared_by_the_control(files):
     assert compare.main(files([model()], [model(ms=20, ratio=None)])) == 1
     same = [model(ms=20, ratio=None, control_ms=10.0)]
     assert compare.main(files([model()], same)) == 0
+
+
+def test_an_op_is_left_out_where_the_machine_changed_during_it(files, capsys):
+    changed = op(ms=9.0, control_before_s=0.01, control_after_s=0.02)
+    steady = op("reference", control_before_s=0.01, control_after_s=0.012)
+    assert compare.main(files([op(), op("reference")], [changed, steady])) == 0
+    out = capsys.readouterr().out
+    assert "not comparable  op | mlp | torch" in out and "1 compared: 0 slower" in out
+
+
+def test_int8_that_raced_in_other_floats_is_not_compared_by_its_ratio(files, capsys):
+    """Four times a bf16 baseline and twice an fp32 one may be the same speed."""
+    before = [model(ratio=4.0, dtype="int8", race="float32")]
+    after = [model(ratio=2.0, dtype="int8", race="bfloat16")]
+    assert compare.main(files(before, after)) == 0
+    assert "not comparable  model | bert | 8x128 | int8 | ours" in capsys.readouterr().out
+
+
+def test_one_steady_round_has_no_spread_to_decide_by(files):
+    alone = [model(ratio=1.0, spread=0, steady=1, rounds=3, ms_low=8.0, ms_high=14.0)]
+    assert compare.main(files([model(steady=3)], alone)) == 0
+
+
+def test_other_machines_are_said_to_be_others(files, capsys):
+    a, b = files([op()], [op(), ENVIRONMENT | {"threads": 4}])
+    assert compare.main([a, b]) == 0
+    assert "differs  threads: 2, then 4" in capsys.readouterr().out
 
 
 def test_a_cell_that_failed_has_disappeared(files, capsys):
@@ -104,16 +133,20 @@ def test_a_run_that_was_stopped_keeps_what_it_measured(files, tmp_path):
 
 
 BAD = {
-    "torn inside": ('{"kind": "op"\n{"kind": "end"}\n', "line 1 is not JSON"),
-    "empty": ("", "no measured op"),
-    "text": ("hello\n", "line 1 is not JSON"),
-    "binary": ("\x00\xff\xfe", "not UTF-8"),
-    "foreign json": ('{"a": 1}', "no measured op"),
-    "list": ("[1, 2]", "no measured op"),
-    "another benchmark": ('{"benchmarks": [{"name": "x", "stats": {}}]}', "no measured op"),
-    "no op measured": ('{"kind": "environment"}\n{"kind": "end"}\n', "no measured op"),
-    "incomplete": ('{"kind": "op", "status": "ok", "op": "mlp"}', "not complete"),
-    "nothing in common": (json.dumps(op("other")), "no measured entry in common"),
+    "torn inside": ('{"kind": "op"\n{"kind": "end"}\n', "bad.json:1: not a line of JSON"),
+    "empty": ("", "no benchmark records"),
+    "text": ("hello\n", "bad.json:1: not a line of JSON"),
+    "binary": ("\x00\xff\xfe\n", "bad.json:1: not a line of JSON"),
+    "foreign json": ('{"a": 1}\n', "not a benchmark record"),
+    "list": ("[1, 2]\n", "not a benchmark record"),
+    "another benchmark": (
+        '{"benchmarks": [{"name": "x", "stats": {}}]}\n',
+        "not a benchmark record",
+    ),
+    "no op measured": ('{"kind": "end", "status": "done"}\n', "no measured op"),
+    "incomplete": (json.dumps(op(ms_low=None)) + "\n", "not complete"),
+    "without a key": ('{"kind": "op", "status": "ok", "op": "mlp"}\n', "op record without backend"),
+    "nothing in common": (json.dumps(op("other")) + "\n", "no measured entry in common"),
 }
 
 
@@ -131,7 +164,7 @@ def test_bad_files_are_refused_in_a_sentence(files, tmp_path, capsys, text, sent
 def test_a_missing_file_is_refused_in_a_sentence(files, tmp_path, capsys):
     a, _ = files([op()], [])
     assert compare.main([a, str(tmp_path / "none.json")]) == 2
-    assert "none.json: No such file or directory; expected" in capsys.readouterr().err
+    assert "none.json: no such file of benchmark records; expected" in capsys.readouterr().err
 
 
 def test_a_threshold_below_one_is_refused(files, capsys):

@@ -50,6 +50,17 @@ def test_memory_that_an_engine_keeps_counts(host):
 
 
 @needs_peak
+def test_an_input_that_fails_leaves_the_smaller_ones(host):
+    fails = """
+    def work(ids):
+        if len(ids) == 48:
+            raise MemoryError("9 GiB")
+    """
+    larger, smaller = host(fails).memory([LARGER, INPUTS])
+    assert larger == {"reason": "MemoryError: 9 GiB"} and smaller["peak_mib"] > 0
+
+
+@needs_peak
 def test_the_warm_up_before_memory_is_a_short_text(host, tmp_path):
     log = tmp_path / "lengths"
     engine = host(f"def work(ids): print(len(ids), file=open({str(log)!r}, 'a'))")

@@ -1,15 +1,16 @@
 """The models suite with engines that behave and engines that do not."""
 
+import dataclasses
+import weakref
+
 import bench_tiny
 import pytest
 import torch
 
-from encoder_fast.architectures import architecture_of
-from encoder_fast.benchmarks import accuracy, models, models_suite, workloads
+from encoder_fast.benchmarks import models, models_suite, workloads
 from encoder_fast.benchmarks.contenders import BASELINE
 from encoder_fast.benchmarks.engine import CannotRun, Contender, Engine, Ready, Task
 from encoder_fast.benchmarks.options import Options
-from encoder_fast.config_json import Settings
 
 WIDTH = 8
 
@@ -48,7 +49,7 @@ def raises(error: BaseException):
 def suite(monkeypatch, tmp_path):
     """Runs the suite with the given contenders on two workloads; returns records and lines told."""
 
-    def run(*contenders: Contender, dtypes=("bfloat16",), names=("one", "two")):
+    def run(*contenders: Contender, dtypes=("bfloat16",), names=("one", "two"), **more):
         field = {c.name: c for c in (fake(BASELINE), *contenders)}
         monkeypatch.setattr(models_suite, "CONTENDERS", field)
         monkeypatch.setattr(models, "write", bench_tiny.written)
@@ -61,6 +62,7 @@ def suite(monkeypatch, tmp_path):
         options = Options(
             ("bert-base",), names, tuple(field), dtypes, "cpu", 1, 0.0, 2, False, False, tmp_path
         )
+        options = dataclasses.replace(options, **more)
         records, told = [], []
         try:
             models_suite.run(options, records.append, told.append)
@@ -121,6 +123,11 @@ def test_no_speed_for_a_wrong_answer(suite, change):
         (fake("x", why=lambda task: "needs a GPU"), "skipped", "needs a GPU"),
         (Contender("x", raises(OSError("no file")), no_int8), "failed", "OSError: no file"),
         (
+            fake("x", why=raises(ImportError("libopenvino.so"))),
+            "failed",
+            "ImportError: libopenvino.so",
+        ),
+        (
             Contender("x", lambda t: Engine(raises(CannotRun("one text only"))), no_int8),
             "skipped",
             "one text only",
@@ -178,9 +185,89 @@ def test_int8_races_beside_the_float_dtype(suite):
     assert of(alone, "noisy", None)["reason"] == "computes in int8 only"
 
 
-def test_without_a_baseline_there_is_no_race(suite, monkeypatch):
-    with pytest.raises(RuntimeError, match="transformers sdpa, the baseline of all ratios"):
-        suite(fake(BASELINE, why=lambda task: "transformers is not installed"))
+def test_why_not_holds_the_reason_of_each_dtype_that_was_tried(suite):
+    def why(task):
+        return "has no BERT" if task.dtype == "int8" else "computes in int8 only"
+
+    records = suite(fake("x", why=why), dtypes=("bfloat16", "int8"))
+    reason = of(records, "x", None)["reason"]
+    assert reason == "in bfloat16: computes in int8 only; in int8: has no BERT"
+    gpu = suite(fake("x", why=lambda task: "needs a GPU"), dtypes=("bfloat16", "int8"))
+    assert of(gpu, "x", None)["reason"] == "needs a GPU"
+
+
+@pytest.mark.parametrize("where", ["why_not", "build"])
+def test_without_a_baseline_there_is_no_race(suite, where):
+    build = raises(MemoryError())
+    bad = fake(BASELINE, why=lambda task: "transformers is not installed")
+    records = suite(Contender(BASELINE, build, no_int8) if where == "build" else bad, fake("ours"))
+    (record,) = records
+    assert record["status"] == "failed" and record["contender"] is None
+    words = "out of memory" if where == "build" else "the baseline of all ratios, cannot run: trans"
+    assert words in record["reason"]
+
+
+def test_an_oracle_that_fails_on_one_workload_loses_that_cell_only(suite):
+    """fp32, padded: the first to lack memory."""
+
+    def build(task: Task) -> Engine:
+        def ready(inputs):
+            if task.dtype == "float32" and len(inputs.ids) == 2:
+                raise MemoryError
+            return Ready(lambda: answer(inputs).to(task.torch_dtype), lambda x: x.float())
+
+        return Engine(ready)
+
+    records = suite(Contender(BASELINE, build, no_int8), fake("ours"))
+    assert "that all are compared with failed: out of memory" in of(records, None)["reason"]
+    assert of(records, "ours", "two")["status"] == of(records, BASELINE, "two")["status"] == "ok"
+
+
+@pytest.mark.parametrize("bad", [not_finite, lambda x: x[1:]])
+def test_a_bad_baseline_lets_nobody_pass(suite, bad):
+    """Any error is at most three times NaN."""
+
+    def build(task: Task) -> Engine:
+        change = (lambda x: x) if task.dtype == "float32" else bad
+        return Engine(lambda i: Ready(lambda: answer(i), change))
+
+    records = suite(Contender(BASELINE, build, no_int8), fake("wrong", neighbour), fake("good"))
+    for name in (BASELINE, "wrong", "good"):
+        assert of(records, name)["status"] == "refused"
+
+
+def test_engines_are_gone_before_memory_is_measured(suite, monkeypatch):
+    class Weights:
+        pass
+
+    weights = []
+
+    def build(task: Task) -> Engine:
+        held = Weights()
+        weights.append(weakref.ref(held))
+        return Engine(lambda i: Ready(lambda: (answer(i), held)[0], lambda x: x.float()))
+
+    def measured(entries, wanted, finished, remote, emit, tell):
+        assert ("ours", "one") in finished and not remote
+        assert [one() for one in weights] == [None]
+        weights.clear()
+
+    monkeypatch.setattr(models_suite, "measure_memory", measured)
+    suite(Contender("ours", build, no_int8), memory=True)
+    assert weights == []
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_quick_run_leaves_out_the_memory_of_those_that_start_from_text(suite, monkeypatch, quick):
+    measured = set()
+
+    def measure(entries, wanted, finished, *_):
+        measured.update(name for name, _ in finished)
+
+    monkeypatch.setattr(models_suite, "measure_memory", measure)
+    text = dataclasses.replace(fake("text"), from_text=True)
+    suite(text, fake("ours"), memory=True, quick=quick)
+    assert measured == {BASELINE, "ours"} | ({"text"} if not quick else set())
 
 
 def test_interrupting_keeps_what_was_measured(suite):
@@ -202,21 +289,3 @@ def test_engines_are_closed(suite):
     closed = []
     suite(fake("a", close=lambda: closed.append("a")), fake("b", close=lambda: closed.append("b")))
     assert sorted(closed) == ["a", "b"]
-
-
-def test_pooled_answers_are_compared_with_pooled_answers():
-    lengths = (3, 5)
-    hidden = torch.randn(8, 4)
-    pooled = accuracy.pool(hidden, lengths)
-    assert torch.equal(pooled[1], hidden[3:].mean(0))
-    assert accuracy.judge(pooled, pooled, pooled + 1e-3, int8=False).reason is None
-    assert "shape" in accuracy.judge(hidden, pooled, pooled, int8=False).reason
-
-
-def test_flops_are_those_of_the_paper_shapes():
-    """ModernBERT-base: 110.3 M parameters in the linears, 220.6 MFLOP a token beside attention."""
-    values = models.CONFIGS["modernbert-base"]
-    config = architecture_of("modernbert").config(Settings(values))
-    one = models_suite.flops(config, (1,))
-    assert one == pytest.approx(220.6e6, rel=0.002)
-    assert models_suite.flops(config, (1, 1)) == 2 * one

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -256,6 +257,30 @@ if not again:
     lost, kept = records
     assert lost["status"] == "failed" and lost["reason"] == "the process died of signal 9"
     assert lost["op"] == "pool" and lost["pass"] == "forward" and kept == good
+
+
+def test_a_quick_run_leaves_out_the_specification_and_what_is_slow(tmp_path, monkeypatch):
+    table = TABLES["pool"] | {"native": dispatch.Implementation(print)}
+    monkeypatch.setattr(dispatch, "op_tables", lambda: TABLES | {"pool": table})
+    assert "native" in ops_suite.backend_names() and "pool" in ops_suite.op_names()
+    names = ops_suite._backends(options(tmp_path))
+    assert {"native", "torch", "peer sdpa"} <= set(names)
+    assert not {"reference", "peer torch.compile"} & set(names)
+    assert ops_suite._backends(options(tmp_path, quick=False)) == ()
+    command = ops_suite._command(options(tmp_path), ("pool",), ("native",), tmp_path / "a")
+    assert "--op-names=pool" in command and "--op-backends=native" in command
+
+
+def test_a_wrong_answer_is_refused_and_an_error_failed():
+    def record(message):
+        params = {"op": "pool", "backend": "x", "dtype": "float32", "shape": "s", "passes": "p"}
+        item = SimpleNamespace(callspec=SimpleNamespace(params=params))
+        error = SimpleNamespace(reprcrash=SimpleNamespace(message=message))
+        return op_plugin._record(item, SimpleNamespace(skipped=0, failed=1, longrepr=error))
+
+    wrong = record(f"Failed: {op_check.WRONG}result 0: off")
+    assert (wrong["status"], wrong["reason"]) == ("refused", f"{op_check.WRONG}result 0: off")
+    assert record("RuntimeError: no")["status"] == "failed"
 
 
 def test_a_pytest_that_cannot_start_says_why(tmp_path):

@@ -130,8 +130,26 @@ def test_steps_and_ops_have_their_tables():
     assert [row[1] for row in steps[2]] == ["encoder_fast torch packed", made.BASELINE]
     assert steps[2][0][7:9] == ("3,000", "2,200")
     assert [row[2] for row in ops[2]] == ["peer sdpa", "torch", "reference", "torch"]
-    assert ops[3] == ["skipped: mlp: peer liger on 8x512 H12 D64 global: runs on cuda, not on cpu"]
+    assert ops[3] == ["skipped: mlp: peer liger: runs on cuda, not on cpu"]
+    assert [row[-1] for row in ops[2]] == ["no", "yes", "yes", "yes"]
     assert roof[2] == [("cpu", "bfloat16", "400", "30.0")]
+
+
+def test_more_than_the_roof_is_explained():
+    fast = made.op("add_norm", "torch", 1.2, 1.8e10, roof=1.4)
+    assert report.tables([fast])[0][3] == [report.IN_CACHE]
+    assert report.tables([made.op("add_norm", "torch", 1.2, 1.8e10)])[0][3] == []
+
+
+def test_who_is_absent_makes_no_table_of_its_own(capsys):
+    """It has neither dtype nor pass: "Ops, None, None: nothing was timed" is no sentence."""
+    absent = [r for r in made.ops() if r.get("status") == "skipped"]
+    (table,) = report.tables(absent)
+    assert table == ("Ops", report.OPS, [], ["skipped: mlp: peer liger: runs on cuda, not on cpu"])
+    assert [title for title, *_ in report.tables(made.ops())] == [
+        "Ops, bfloat16, forward",
+        "Measured roof",
+    ]
 
 
 def test_the_last_record_of_a_cell_counts():
@@ -190,6 +208,8 @@ def test_interruptions():
     assert interruption([made.ENVIRONMENT, made.END]) is None
     assert "cut off" in interruption([made.ENVIRONMENT])
     assert "interrupted" in interruption([made.END | {"status": "interrupted"}])
+    failed = made.END | {"status": "failed", "reason": "ops: OSError: no space"}
+    assert interruption([failed]) == "Not all of it was measured: ops: OSError: no space"
 
 
 def test_the_headline_says_wins_and_losses():

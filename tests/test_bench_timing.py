@@ -69,6 +69,14 @@ def test_a_short_call_is_timed_in_blocks():
     assert [block.seconds for block in result.blocks["a"]] == pytest.approx([engine.each] * 3)
 
 
+def test_a_long_call_is_a_block_from_the_first_one_on():
+    """Engines come warmed up; a call of seconds that only counts calls would cost a round."""
+    fake = FakeTime()
+    engine = FakeEngine(fake, 2 * SHORTEST_BLOCK_S)
+    result = race({"a": engine}, FakeControl(1.0), 0, 3, clock=Clock(now=fake))
+    assert engine.calls == 3 and len(result.blocks["a"]) == 3
+
+
 def test_ratios_come_from_rounds_whose_controls_agree():
     steady, slow = (1.0, 1.1), (1.0, 1.4)
     result = Race(
@@ -81,6 +89,12 @@ def test_ratios_come_from_rounds_whose_controls_agree():
     assert result.ratios("ours", "theirs") == [3.0]
     assert result.median_seconds("ours", "theirs") == 1
     assert result.ratios("theirs", "theirs") == [1.0, 1.0, 1.0]
+
+
+def test_a_call_is_measured_in_the_controls_of_its_own_seconds():
+    """Twice as slow a machine is the same part of its roof, whichever rounds were steady."""
+    blocks = [Block(10, (1, 1)), Block(20, (2, 2)), Block(30, (2, 4))]
+    assert Race({"ours": blocks}).in_controls("ours") == 10
 
 
 def test_without_a_steady_round_there_is_a_time_but_no_ratio():
@@ -98,7 +112,7 @@ def test_contenders_take_turns_in_both_orders():
 
 def test_a_contender_that_fails_loses_its_own_cell_only():
     fake = FakeTime()
-    ready = {"good": FakeEngine(fake, 1.0), "bad": FakeEngine(fake, 1.0, fails_at=3)}
+    ready = {"good": FakeEngine(fake, 1.0), "bad": FakeEngine(fake, 1.0, fails_at=2)}
     result = race(ready, FakeControl(1.0), 0, 4, clock=Clock(now=fake))
     assert [block is None for block in result.blocks["bad"]] == [False, True, True, True]
     assert None not in result.blocks["good"]
@@ -116,7 +130,7 @@ def test_a_race_of_failures_ends():
 def test_rounds_go_on_until_the_budget_is_used():
     fake = FakeTime()
     ready = {"a": FakeEngine(fake, 1.0)}
-    assert len(race(ready, FakeControl(1.0), 6.5, 1, clock=Clock(now=fake)).blocks["a"]) == 6
+    assert len(race(ready, FakeControl(1.0), 5.5, 1, clock=Clock(now=fake)).blocks["a"]) == 6
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import torch
 import encoder_fast as ef
 from encoder_fast.benchmarks import accuracy, models
 from encoder_fast.benchmarks.contenders import _torch, ours, torch_peers
-from encoder_fast.benchmarks.engine import CannotRun
+from encoder_fast.benchmarks.engine import CannotRun, Contender
 from encoder_fast.benchmarks.workloads import Inputs, Workload, inputs
+from encoder_fast.kernels import dispatch
 from encoder_fast.kernels.dispatch import BACKENDS
 
 ALL = (*ours.CONTENDERS, *torch_peers.CONTENDERS)
@@ -124,6 +125,44 @@ def test_one_contender_for_each_backend_says_what_ran(write, scratch):
     for backend in ("torch", "reference"):
         ran = build(f"encoder_fast {backend}", write("bert-base"), scratch, "float32").ran
         assert "attention" in ran and set(ran.values()) == {backend}
+
+
+@pytest.fixture
+def pooling(monkeypatch):
+    """A backend of the name that has one op; where it comes first, `auto` takes it."""
+
+    def add(name: str, why_not=dispatch.serves_always):
+        table = dispatch.op_tables()["pool"]
+        run = dispatch.Implementation(table["torch"].run, why_not)
+        monkeypatch.setattr(dispatch, "BACKENDS", (name, *(b for b in BACKENDS if b != name)))
+        monkeypatch.setitem(table, name, run)
+
+    return add
+
+
+def test_a_backend_without_all_ops_is_timed_as_people_get_it(write, scratch, pooling):
+    pooling("native")
+    contender = _contender_of("native")
+    task = bench_tiny.task(write("bert-base"), scratch)
+    assert contender.why_not(task) is None
+    ran = contender.build(task).ran
+    assert ran["pool"] == "native"
+    torch_alone = build("encoder_fast torch", write("bert-base"), scratch, "float32").ran
+    assert set(torch_alone.values()) == {"torch"}
+
+
+def test_a_backend_that_runs_no_op_is_no_contender(write, scratch, pooling):
+    pooling("native", lambda request: "no compiler was found")
+    for op, table in dispatch.op_tables().items():
+        if "native" in table and op != "pool":
+            pytest.skip("a native engine is installed here")
+    reason = _contender_of("native").why_not(bench_tiny.task(write("bert-base"), scratch))
+    assert reason.startswith("native runs no op of this model: ")
+    assert reason.endswith("no compiler was found") or "no compiler was found; " in reason
+
+
+def _contender_of(backend: str) -> Contender:
+    return Contender(backend, ours._padded_call(backend), ours._why_not(backend))
 
 
 def test_a_backend_that_cannot_run_the_model_says_why(write, scratch, monkeypatch):

