@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from encoder_fast.batch import Batch
 from encoder_fast.config import EncoderConfig
 from encoder_fast.embeddings import Embeddings, Linear, Norm, token_positions
+from encoder_fast.fused import run_fused
 from encoder_fast.kernels.dispatch import Ops
 from encoder_fast.kernels.rope import rope_tables
 from encoder_fast.layers import PostNormLayer, PreNormLayer, Shared
@@ -49,6 +50,13 @@ class Encoder(nn.Module):
             self.ops.prepare_attention(batch, c.half_windows, x_TW.dtype),
             {theta: rope_tables(positions_T, theta, c.head_width) for theta in thetas},
         )
+        if keep_states and self.ops.request.precision is not None:
+            raise ValueError("output_hidden_states: got True, but int8 keeps no layer's output")
+        if not keep_states:
+            final_norm = self.final_norm if c.pre_norm else None
+            fused = run_fused(self.ops, c, self.layers, final_norm, x_TW, batch, shared)
+            if fused is not None:
+                return fused, None
         states = [x_TW] if keep_states else None
         run = self._run_pre_norm if c.pre_norm else self._run_post_norm
         return run(x_TW, shared, states), states

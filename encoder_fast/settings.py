@@ -3,7 +3,11 @@
 ENCODER_FAST_PROGRESS       1 shows the bar at once, 0 never; `progress=` of `TextEncoder.encode`
 ENCODER_FAST_BATCH_TOKENS   tokens in one forward pass; `--batch-tokens` of `encoder-fast embed`
 
-An argument always wins over its variable.
+An argument always wins over its variable. Two more are not read here:
+
+ENCODER_FAST_CPU_ISA        the native engine reads it, once: the tier of instructions to use, of
+                            those that `encoder-fast doctor` lists
+ENCODER_FAST_BUILD          setup.py reads it: whether an install builds that engine
 """
 
 import os

@@ -36,6 +36,7 @@ class TextEncoder:
     device       None is the CPU
     backend      "auto", or the one backend that must run every op
     max_length   longest text in tokens; None takes the folder's limit
+    precision    "int8" computes the linear layers in int8, on a CPU; None in `dtype`
 
     Attributes: `model`, `tokenizer`, `recipe`, `prompts`. Errors: those of `encoder_fast.load`, and
     ConfigError for a folder whose modules or tokenizer are not understood.
@@ -48,11 +49,13 @@ class TextEncoder:
         device: torch.device | str | None = None,
         backend: str = "auto",
         max_length: int | None = None,
+        precision: str | None = None,
     ):
         self.recipe = read_recipe(resolve_folder(path))
         folder = self.recipe.encoder_folder
         device = None if device is None else usable_device(device)
-        self.model = load(folder, dtype=dtype, device=device, backend=backend).eval()
+        options = {"dtype": dtype, "device": device, "backend": backend, "precision": precision}
+        self.model = load(folder, **options)
         self.recipe.after.to(self.model.device)
         self.tokenizer = Tokenizer(
             folder,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from encoder_fast import verify_transformers
+from encoder_fast import verify_int8, verify_transformers
 from encoder_fast.commands import tables
 from encoder_fast.errors import BackendError
 from encoder_fast.hardware import usable_device
@@ -35,6 +35,9 @@ def add_arguments(parser):
         "--backend", nargs="+", choices=BACKENDS, help="default: all that can run it"
     )
     parser.add_argument("--device", default="cpu", help="default: cpu")
+    parser.add_argument(
+        "--precision", choices=("int8",), help="check int8 in place of the backends: its cosine"
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
@@ -45,7 +48,10 @@ def run(args) -> int:
         ValueError: a model that cannot be loaded, a device or backend asked for that cannot run it.
     """
     folder, device = resolve_folder(args.model), usable_device(args.device)
-    results, notes = verify(folder, args.dtype, args.backend, device)
+    if args.precision:
+        results, notes = list(verify_int8.check(folder, args.dtype or ["bfloat16"], device)), []
+    else:
+        results, notes = verify(folder, args.dtype, args.backend, device)
     failed = [r for r in results if not r.ok]
     if args.json:
         print(json.dumps(_report(args.model, device, results, notes), indent=2))

@@ -24,8 +24,10 @@ from encoder_fast.stored import DTYPE_NAMES, DTYPES, Reader, sources
 __all__ = ["from_config", "load", "resolve_folder", "save", "sources"]
 
 
-def _request(config: EncoderConfig, dtype: torch.dtype, device: torch.device) -> Request:
-    return Request(device, dtype, config.head_width, config.hidden_size)
+def _request(
+    config: EncoderConfig, dtype: torch.dtype, device: torch.device, precision: str | None = None
+) -> Request:
+    return Request(device, dtype, config.head_width, config.hidden_size, precision)
 
 
 def _with_labels(config: EncoderConfig, head: str | None, num_labels: int | None) -> EncoderConfig:
@@ -70,6 +72,7 @@ def load(
     num_labels: int | None = None,
     ignore_config_keys: Iterable[str] = (),
     new_head: bool = False,
+    precision: str | None = None,
 ) -> Model:
     """A model in eval mode with a checkpoint's weights.
 
@@ -83,6 +86,8 @@ def load(
         ignore_config_keys: settings of config.json to accept although nothing here knows them.
         new_head: head weights that the files do not have start at random values, with a warning;
             they are an error otherwise.
+        precision: "int8" computes the linear layers in int8, for inference on a CPU; weights stay
+            as they are. `encoder-fast verify --precision int8` says how close a checkpoint stays.
 
     Raises:
         ValueError: a head, dtype or device that there is not, by the argument's name.
@@ -104,7 +109,7 @@ def load(
     keep_pooler = head in (None, "embedding") and arch.pooler and _has_pooler(reader)
     options = _embedding_options(folder) if head == "embedding" else None
     with torch.device("meta"):
-        ops = resolve(backend, _request(config, dtype, device))
+        ops = resolve(backend, _request(config, dtype, device, precision))
         model = Model(config, ops, head, keep_pooler or _needs_pooler(arch, head), options)
     reader.fill(model, dtype, device, new_head=new_head or num_labels is not None)
     return model.eval()

@@ -12,6 +12,7 @@ Memory bound: reads two rows and writes two per token.
 import torch
 from torch import Tensor
 
+from encoder_fast.kernels import _native_linear, _native_rows
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import fast_layer_norm, layer_norm, wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -48,6 +49,15 @@ def torch_add_norm(
     return fast_layer_norm(s_TW, weight_W, bias_W, eps), s_TW
 
 
+def native_add_norm(
+    x_TW: Tensor, residual_TW: Tensor | None, weight_W: Tensor, bias_W: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """As `reference`; the sum is rounded to the dtype of `x_TW` before it is normalised."""
+    native = _native_rows.can_add_norm(x_TW, residual_TW, weight_W, bias_W)
+    run = _native_rows.add_norm if native else torch_add_norm
+    return run(x_TW, residual_TW, weight_W, bias_W, eps)
+
+
 def cost(T: int, W: int, itemsize: int) -> Cost:
     """Reads two rows and writes two per token."""
     return Cost(9 * T * W, 4 * T * W * itemsize)
@@ -56,4 +66,5 @@ def cost(T: int, W: int, itemsize: int) -> Cost:
 IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_add_norm),
+    "native": Implementation(native_add_norm, _native_linear.why_not),
 }

@@ -9,14 +9,15 @@ is attended from its own rows only.
 
 The `torch` backend takes all sequences of one length together (no padding, no mask for global
 attention) and cuts a local layer into blocks of queries with the one window of keys that they can
-see: O(T x window) time and memory.
+see: O(T x window) time and memory. The `native` backend (`_native_attention`) takes each sequence
+as it lies.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_fast.kernels import _grouped, _traced
+from encoder_fast.kernels import _grouped, _native_attention, _traced
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._layout import Layout, visible
 from encoder_fast.kernels._numeric import wide
@@ -105,6 +106,9 @@ def cost(lengths: tuple[int, ...], half: int | None, H: int, D: int, itemsize: i
 
 
 IMPLEMENTATIONS = {
+    "native": Implementation(
+        _native_attention.native_attention, _native_attention.why_not, _native_attention.prepare
+    ),
     "reference": Implementation(reference, prepare=prepare_reference),
     "torch": Implementation(torch_attention, prepare=prepare),
 }

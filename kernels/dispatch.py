@@ -9,11 +9,18 @@ To add a backend: name it in `BACKENDS` and give op files an `Implementation` un
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 
-BACKENDS = ("torch", "reference")
+from encoder_fast.kernels import _native, _native_encoder
+
+BACKENDS = ("native", "torch", "reference")
 """In order of preference for `auto`."""
+
+
+LAYER_OPS = ("linear", "add_norm", "rope", "attention", "mlp")
+"""What `Ops.layers` does in one call."""
 
 
 class BackendError(ValueError):
@@ -28,6 +35,11 @@ class Request:
     dtype: torch.dtype
     head_width: int
     width: int
+    precision: str | None = None
+    """"int8": linear layers compute in int8 (inference only); None: in `dtype`."""
+
+
+PRECISIONS = (None, "int8")
 
 
 def serves_always(request: Request) -> None:
@@ -57,6 +69,8 @@ class Ops:
     mlp: Callable
     pool: Callable
     linear_cross_entropy: Callable
+    layers: Callable | None
+    """All layers in one call, as `_native_encoder.run_layers`, where one backend runs each op."""
     request: Request
     chosen: dict[str, str]
 
@@ -84,9 +98,12 @@ def resolve(backend: str, request: Request) -> Ops:
 
     Raises:
         BackendError: unknown backend, or reasons why it cannot serve.
+        ValueError: ENCODER_FAST_CPU_ISA names instructions that cannot run here.
     """
     if backend != "auto" and backend not in BACKENDS:
         raise BackendError(f"backend: got {backend!r}, allowed are {('auto', *BACKENDS)}")
+    if request.device.type == "cpu" and backend in ("auto", "native"):
+        _native.check(warn=backend == "auto")
     candidates = BACKENDS if backend == "auto" else (backend,)
     chosen, refusals = {}, []
     for op in op_tables():
@@ -105,9 +122,35 @@ def _record(chosen: dict[str, str], request: Request) -> Ops:
     tables = op_tables()
     functions = {op: tables[op][name].run for op, name in chosen.items()}
     prepare = tables["attention"][chosen["attention"]].prepare
-    assert set(functions) == {f.name for f in fields(Ops)} - {
-        "prepare_attention",
-        "request",
-        "chosen",
-    }
-    return Ops(**functions, prepare_attention=prepare, request=request, chosen=chosen)
+    others = {"prepare_attention", "layers", "request", "chosen"}
+    assert set(functions) == {f.name for f in fields(Ops)} - others
+    return Ops(
+        **functions,
+        prepare_attention=prepare,
+        layers=_fused_layers(chosen, request),
+        request=request,
+        chosen=chosen,
+    )
+
+
+def _fused_layers(chosen: dict[str, str], request: Request) -> Callable | None:
+    others = {op: name for op, name in chosen.items() if op in LAYER_OPS and name != "native"}
+    if request.precision is None:
+        return None if others else _native_encoder.run_layers
+    if request.precision not in PRECISIONS:
+        raise BackendError(f"precision: got {request.precision!r}, allowed are {PRECISIONS}")
+    if others:
+        op, name = next(iter(others.items()))
+        reason = why_not(op, "native", request) or f"{op} runs on {name}"
+        raise BackendError(f"precision: got 'int8', which the native engine computes: {reason}")
+    if not _native.has_int8():
+        raise BackendError(
+            f"precision: got 'int8', but tier {_native.tier()} has no int8 products "
+            "(AVX-512 VNNI or AMX needed)"
+        )
+    if request.width > _native_encoder.WIDEST_INT8:
+        raise BackendError(
+            f"precision: got 'int8' for a width of {request.width}, "
+            f"up to {_native_encoder.WIDEST_INT8} is supported"
+        )
+    return partial(_native_encoder.run_layers, int8=True)

@@ -10,6 +10,7 @@ rows and writes one per token.
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoder_fast.kernels import _native_linear, _native_rows
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import fast_layer_norm, layer_norm, wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -73,6 +74,36 @@ def torch_embed(
     return fast_layer_norm(x_TE, norm_weight_E, norm_bias_E, eps)
 
 
+def native_embed(
+    ids_T: Tensor | None,
+    embeds_TE: Tensor | None,
+    token_VE: Tensor,
+    position_PE: Tensor | None,
+    positions_T: Tensor | None,
+    type_YE: Tensor | None,
+    types_T: Tensor | None,
+    norm_weight_E: Tensor,
+    norm_bias_E: Tensor | None,
+    eps: float,
+    padding_idx: int | None = None,
+    position_padding_idx: int | None = None,
+) -> Tensor:
+    """As `reference`; the sum is rounded to the tables' dtype before it is normalised."""
+    tables = token_VE, position_PE, positions_T, type_YE, types_T
+    parts = _native_rows.embed_parts(ids_T, embeds_TE, *tables)
+    norm = norm_weight_E, norm_bias_E
+    if not _native_rows.can_embed(parts, token_VE.dtype, *norm):
+        return torch_embed(ids_T, embeds_TE, *tables, *norm, eps, padding_idx, position_padding_idx)
+    paddings = {id(token_VE): padding_idx, id(position_PE): position_padding_idx}
+    skipped = [_row(paddings.get(id(matrix)), matrix) for matrix, _ in parts]
+    return _native_rows.embed(parts, *norm, eps, skipped)
+
+
+def _row(padding_idx: int | None, table: Tensor) -> int:
+    """The row that `F.embedding` means, which counts negative ones from the end; -1 for none."""
+    return -1 if padding_idx is None else padding_idx % len(table)
+
+
 def cost(T: int, E: int, tables: int, itemsize: int) -> Cost:
     """Gather from `tables` tables, sum, norm, write `(T, E)` of `itemsize` bytes each."""
     return Cost(T * E * (tables + 7), T * E * (tables + 1) * itemsize)
@@ -81,4 +112,5 @@ def cost(T: int, E: int, tables: int, itemsize: int) -> Cost:
 IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_embed),
+    "native": Implementation(native_embed, _native_linear.why_not),
 }

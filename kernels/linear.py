@@ -7,7 +7,7 @@ because a backend may keep the weight in a layout of its own.
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_fast.kernels import _onednn
+from encoder_fast.kernels import _native_linear, _onednn
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -25,6 +25,13 @@ def torch_linear(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tens
     return F.linear(x_TW, weight_OW, bias_O)
 
 
+def native_linear(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tensor:
+    """As `reference`, with fp32 sums, on the native CPU engine."""
+    if _native_linear.usable(x_TW, weight_OW, bias_O):
+        return _native_linear.linear(x_TW, weight_OW, bias_O)
+    return torch_linear(x_TW, weight_OW, bias_O)
+
+
 def cost(T: int, W: int, rows: int, itemsize: int) -> Cost:
     """`(T, W)` x `(rows, W)`; the weight is read once."""
     return Cost(2 * T * W * rows, (T * W + rows * W + T * rows) * itemsize)
@@ -33,4 +40,5 @@ def cost(T: int, W: int, rows: int, itemsize: int) -> Cost:
 IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_linear),
+    "native": Implementation(native_linear, _native_linear.why_not),
 }

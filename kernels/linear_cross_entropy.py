@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from encoder_fast.kernels import _native_cross_entropy, _native_linear
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -180,6 +181,28 @@ def torch_linear_cross_entropy(
         )
 
 
+def native_linear_cross_entropy(
+    x_NW: Tensor,
+    weight_VW: Tensor,
+    bias_V: Tensor | None,
+    labels_N: Tensor,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    num_items: float | None = None,
+) -> Tensor:
+    """As `reference`, on the native CPU engine: all words and tokens a block at a time."""
+    if not _native_linear.usable(x_NW, weight_VW, bias_V):
+        how = reduction, ignore_index, label_smoothing, z_loss, num_items
+        return torch_linear_cross_entropy(x_NW, weight_VW, bias_V, labels_N, *how)
+    x_NW, labels_N = _select(x_NW, labels_N, weight_VW.shape[0], ignore_index)
+    scale = 1.0 / _divisor(len(labels_N), reduction, num_items)
+    return _native_cross_entropy.linear_cross_entropy(
+        x_NW, weight_VW, bias_V, labels_N, label_smoothing, z_loss, scale, LOGITS_PER_CHUNK
+    )
+
+
 def _inputs(*tensors: Tensor | None) -> list[Tensor | None]:
     """The tensors in the dtype of autocast where that is on, without gradients where those are off.
 
@@ -203,4 +226,5 @@ def cost(N: int, W: int, V: int, itemsize: int) -> Cost:
 IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_linear_cross_entropy),
+    "native": Implementation(native_linear_cross_entropy, _native_linear.why_not),
 }

@@ -12,7 +12,7 @@ W F flops.
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_fast.kernels import _onednn
+from encoder_fast.kernels import _native_linear, _native_mlp, _onednn
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.activations import activation_function
@@ -81,6 +81,23 @@ def torch_mlp(
     return F.linear(h_TF, down_weight_WF, down_bias_W)
 
 
+def native_mlp(
+    x_TW: Tensor,
+    up_weight: Tensor,
+    up_bias: Tensor | None,
+    down_weight_WF: Tensor,
+    down_bias_W: Tensor | None,
+    activation: str,
+    gated: bool,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """As `reference`, with fp32 sums, on the native CPU engine."""
+    activation_function(activation)
+    weights = up_weight, up_bias, down_weight_WF, down_bias_W
+    run = _native_mlp.mlp if _native_linear.usable(x_TW, *weights) else torch_mlp
+    return run(x_TW, *weights, activation, gated, dropout_p)
+
+
 def cost(T: int, W: int, F: int, gated: bool, itemsize: int) -> Cost:
     """Both products; weights read once, the inner activation never leaves the chip."""
     weights = (3 if gated else 2) * W * F
@@ -90,4 +107,5 @@ def cost(T: int, W: int, F: int, gated: bool, itemsize: int) -> Cost:
 IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_mlp),
+    "native": Implementation(native_mlp, _native_linear.why_not),
 }

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoder_fast.kernels import _native_linear, _native_rows
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -104,6 +105,20 @@ def torch_pool(
     return _finish(y_BW, normalize, truncate_dim)
 
 
+def native_pool(
+    x_TW: Tensor,
+    cu_seqlens_B1: Tensor,
+    mode: str = "mean",
+    normalize: bool = False,
+    truncate_dim: int | None = None,
+) -> Tensor:
+    """As `reference`, each token read once."""
+    if not _native_rows.can_pool(x_TW, cu_seqlens_B1):
+        return torch_pool(x_TW, cu_seqlens_B1, mode, normalize, truncate_dim)
+    check_pooling(mode, x_TW.shape[-1], truncate_dim)
+    return _finish(_native_rows.pool(x_TW, cu_seqlens_B1, mode), normalize, truncate_dim)
+
+
 def _pick(x_TW: Tensor, rows_B: Tensor, lengths_B1: Tensor) -> Tensor:
     """`x[rows]` in the wide dtype, zeros for empty sequences (whose row may lie outside `x`)."""
     if x_TW.shape[0] == 0:
@@ -126,4 +141,5 @@ def cost(T: int, B: int, W: int, itemsize: int) -> Cost:
 IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_pool),
+    "native": Implementation(native_pool, _native_linear.why_not),
 }

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from encoder_fast.kernels import _native_linear, _native_rows
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -90,6 +91,12 @@ def torch_rope(qkv_T3HD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     return _Rope.apply(qkv_T3HD, cos_TK, sin_TK)
 
 
+def native_rope(qkv_T3HD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    """As `reference`; the result is contiguous."""
+    native = _native_rows.can_rope(qkv_T3HD, cos_TK, sin_TK)
+    return (_native_rows.rope if native else torch_rope)(qkv_T3HD, cos_TK, sin_TK)
+
+
 def cost(T: int, H: int, D: int, itemsize: int) -> Cost:
     """Reads and writes queries and keys; cos and sin are fp32."""
     return Cost(6 * T * H * D, 4 * T * H * D * itemsize + 4 * T * D)
@@ -98,4 +105,5 @@ def cost(T: int, H: int, D: int, itemsize: int) -> Cost:
 IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_rope),
+    "native": Implementation(native_rope, _native_linear.why_not),
 }

@@ -284,6 +284,7 @@ def test_C39_same_call_same_bits(backend, half):
 def test_log_sum_exp_is_that_of_the_visible_scores(backend, half, D):
     columns = [[0, 2, 9], [1], list(range(80))]
     qkv = draw(84, D=D)
+    attend(backend, qkv, layout_of(columns), half)  # skips where the backend refuses
     implementation = op_tables()["attention"][backend]
     plan = implementation.prepare(layout_of(columns), (half,), qkv.dtype)
     assert implementation.run(qkv, plan, half)[1] is None
@@ -295,6 +296,5 @@ def test_log_sum_exp_is_that_of_the_visible_scores(backend, half, D):
             near = [j for j, c in enumerate(row) if half is None or abs(c - column) <= half]
             keys = k[start : start + len(row)][near]
             scores = torch.einsum("hd,jhd->hj", q[start + i], keys) / D**0.5
-            expected = scores.logsumexp(-1)
-            assert (lse_TH[start + i] - expected).abs().max() < 1e-5
+            assert (lse_TH[start + i] - scores.logsumexp(-1)).abs().max() < 1e-5
         start += len(row)

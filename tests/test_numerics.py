@@ -219,9 +219,8 @@ def test_C57_masked_lm_with_labels_never_holds_the_logits_of_all_tokens():
     vocabulary, length = 4001, 1024
     watch = watch_step("masked_lm", length, vocab_size=vocabulary)
     labelled = sum(t % 20 < 3 for t in range(length))
-    assert watch.largest <= labelled * vocabulary, (
-        f"{watch.largest} elements from {watch.largest_op}"
-    )
+    blocks = -(-labelled // 64) * 64  # the native engine keeps scores in blocks of 64 tokens
+    assert watch.largest <= blocks * vocabulary, f"{watch.largest} elements from {watch.largest_op}"
     model = our_model("MB", "masked_lm", vocab_size=vocabulary)
     with Watch() as watch:
         model(ids(1, length))

@@ -4,23 +4,19 @@ The packages are built once per run from a copy of the tree, offline, with torch
 """
 
 import email
-import os
 import re
-import shutil
 import statistics
-import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from building import ROOT, copy_of_tree, python, run
 
 import encoder_fast
 
-ROOT = Path(__file__).resolve().parents[1]
 SITE_PACKAGES = str(Path(pytest.__file__).resolve().parents[1])
-CONTENTS = ("encoder_fast", "kernels", "csrc", "benchmarks", "tests")
 
 # What a machine may lack, as code that runs first in a fresh process.
 BLOCK = """
@@ -53,43 +49,11 @@ assert not torch.cuda.is_initialized()
 """
 
 
-def clean_environment(**changes: str) -> dict[str, str]:
-    """This process's environment without what could point Python or a compiler elsewhere."""
-    dropped = {"PYTHONPATH", "PYTHONHOME", "CC", "CXX", "CUDA_HOME"}
-    return {key: value for key, value in os.environ.items() if key not in dropped} | changes
-
-
-def run(command: list[str], cwd: Path, **changes: str) -> str:
-    """Standard output of a command that must succeed; the test fails with all it printed."""
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=clean_environment(**changes),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, f"{' '.join(command)[:300]}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def python(code: str, cwd: Path, **changes: str) -> str:
-    return run([sys.executable, "-c", code], cwd, **changes)
-
-
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> dict[str, Path]:
-    """An sdist from a copy of the tree, and a wheel from that sdist."""
+    """An sdist from a copy of the tree, and a wheel from it, on a machine with no compiler."""
     work = tmp_path_factory.mktemp("build")
-    tree = work / "tree"
-    ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "build")
-    for folder in CONTENTS:
-        if (ROOT / folder).is_dir():
-            shutil.copytree(ROOT / folder, tree / folder, ignore=ignored)
-    for path in ROOT.iterdir():
-        if path.is_file() and not path.name.startswith("."):
-            shutil.copy(path, tree)
-
+    tree = copy_of_tree(work / "tree")
     # sitecustomize runs before anything else in every Python that pip starts.
     blocked = work / "blocked"
     blocked.mkdir()
@@ -113,7 +77,7 @@ def wheel_texts(wheel: Path, folder: str) -> dict[str, str]:
         return {name.rsplit("/", 1)[-1]: archive.read(name).decode() for name in names}
 
 
-def test_C62_wheel_is_pure_python_with_one_top_level_name(built):
+def test_C62_wheel_without_a_compiler_is_pure_python_with_one_top_level_name(built):
     assert built["wheel"].name == f"encoder_fast-{encoder_fast.__version__}-py3-none-any.whl"
     info = wheel_texts(built["wheel"], ".dist-info/")
     assert info["top_level.txt"].split() == ["encoder_fast"]
@@ -138,6 +102,7 @@ def test_C62_sdist_can_be_tested(built):
     with tarfile.open(built["sdist"]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"setup.py", "pyproject.toml", "Makefile", "requirements-dev.txt", "LICENSE"}
+    wanted |= {"csrc/CMakeLists.txt", "csrc/cpu/dispatch.cpp", "csrc/cpu/tier.inl"}
     assert wanted | {"kernels/__init__.py", "tests/conftest.py"} <= names
 
 

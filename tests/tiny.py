@@ -155,12 +155,12 @@ def saved(family: str, head: str | None = None, **changes) -> Path:
 
 
 def our_model(
-    family: str, head: str | None = None, dtype=None, backend="auto", **changes
+    family: str, head: str | None = None, dtype=None, backend="auto", precision=None, **changes
 ) -> ef.Model:
     """Our model with the same weights, read from that folder."""
     files = {"rerank": "sequence_classification", "embedding": None}.get(head, head)
     folder, device = saved(family, files, **changes), torch.get_default_device()
-    return ef.load(folder, head=head, dtype=dtype, device=device, backend=backend)
+    return ef.load(folder, head, dtype, device, backend, precision=precision)
 
 
 def ids(rows: int, columns: int) -> Tensor:

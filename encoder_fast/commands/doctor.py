@@ -71,10 +71,11 @@ def collect() -> dict:
         "packages": packages,
         "machine": _attempt(_machine),
         "threads": _attempt(_threads),
+        "native": _attempt(_native),
         "backends": _attempt(_backends),
         "missing": [
             {"what": p["name"], "for": p["for"], "problem": p["problem"], "get": p["get"]}
-            for p in packages
+            for p in [*packages, *_missing_engine()]
             if p["problem"]
         ],
     }
@@ -167,6 +168,27 @@ def _threads():
     }
 
 
+def _native():
+    from encoder_fast.kernels import _native
+
+    if _native.C is None:
+        return {"engine": _native.problem}
+    # Raises, with the allowed names, where ENCODER_FAST_CPU_ISA is wrong.
+    tier = _native.tier()
+    return {"engine": _native.C.__version__, "tier": tier, "tiers": _native.tiers()}
+
+
+def _missing_engine() -> list[dict]:
+    """The native engine as a row of `missing`, if it can be asked for at all."""
+    try:
+        from encoder_fast.kernels import _native
+    except Exception:
+        return []
+    get = _native.HOW_TO_GET_IT
+    row = {"name": "encoder_fast._C", "for": "fast models on a CPU", "get": get}
+    return [{**row, "problem": _native.problem}]
+
+
 def _backends():
     """{device: {backend: {op: reason or None}}} for a model 768 wide with heads 64 wide."""
     import torch
@@ -189,7 +211,7 @@ def _show(report: dict) -> None:
     rows += [("system", report["system"])]
     rows += [(p["name"], p["version"] or p["problem"]) for p in report["packages"]]
     tables.show("versions", ("package", "version"), rows)
-    for name in ("machine", "threads"):
+    for name in ("machine", "threads", "native"):
         tables.show(name, ("what", "value"), [(k, _plain(v)) for k, v in report[name].items()])
     tables.show("backends", ("device", "backend", "op", "runs"), _backend_rows(report["backends"]))
     rows = [(m["what"], m["for"], m["problem"], m["get"]) for m in report["missing"]]
@@ -209,7 +231,8 @@ def _backend_rows(backends):
     if "problem" in backends:
         return [("-", "-", "-", backends["problem"])]
     return [
-        (device, backend, op, "yes" if reason is None else f"no: {reason}")
+        # The remedy, after the semicolon, is in the table of what is missing.
+        (device, backend, op, "yes" if reason is None else f"no: {reason.split('; ')[0]}")
         for device, names in backends.items()
         for backend, ops in names.items()
         for op, reason in ops.items()

@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, help="default: the model's own; auto: the fastest here")
     add("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, ...")
     add("--backend", default="auto", help="auto (default), or the one that must run every op")
+    add("--precision", choices=("int8",), help="linear layers in int8, on a CPU; see verify")
     add("--pooling", help="cls, mean, max, weighted, last, mean_sqrt_len; or several, as cls+mean")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--normalize", action="store_true", default=None, help="scale to length 1")
@@ -107,6 +108,7 @@ def _encoder(args: argparse.Namespace):
         device=device,
         backend=args.backend,
         max_length=args.max_length,
+        precision=args.precision,
     )
 
 

@@ -1,0 +1,148 @@
+// Python's door to what only training and the vocabulary loss need. Pointers are integers, as in bind_engine.cpp.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+
+#include "bindings.h"
+#include "cpu/dispatch.h"
+#include "engine.h"
+#include "matmul.h"
+
+namespace py = pybind11;
+
+namespace ef {
+namespace {
+
+using Rows = std::array<int64_t, 4>;     // address, rows, columns, distance of rows: numbers of a row lie side by side
+using Strided = std::array<int64_t, 5>;  // address, rows, columns, and both strides
+
+// Rows of a matrix as a product's n, its columns as k.
+Source source_of(const Strided& m, Dtype dtype) {
+  return {pointer<void>(m[0]), m[3], m[4], m[1], m[2], dtype, PLAIN, 0, 0};
+}
+Source columns_as_n(const Rows& m, Dtype dtype) {
+  return {pointer<void>(m[0]), 1, m[3], m[2], m[1], dtype, PLAIN, 0, 0};
+}
+Matrix matrix_of(const Rows& m, Dtype dtype) {
+  return {pointer<char>(m[0]), m[3] * (dtype == BF16 ? 2 : 4), m[2], dtype, m[0] ? GLOBAL : ABSENT};
+}
+
+void gradient_of_weight(const Rows& d_y, const Rows& x, int dtype, int compute, uintptr_t d_weight, uintptr_t d_bias,
+                        int threads) {
+  WeightGradient g{columns_as_n(d_y, Dtype(dtype)), columns_as_n(x, Dtype(dtype)), pointer<void>(d_weight),
+                   Dtype(dtype), Dtype(compute), pointer<float>(d_bias)};
+  weight_gradient(current_tier(), g, threads);
+}
+
+Step step_of(StepKind kind, const Matrix& in, const Matrix& out, int64_t width) {
+  Step step{};
+  step.kind = kind, step.in = in, step.out = out, step.width = width;
+  return step;
+}
+
+// A feed-forward block in training. `h` is the result of its up-projection.
+struct FeedForward {
+  bool gated;
+  int activation;
+  float dropout;
+  uint64_t seed;
+
+  Step product(const Packed& packed, const Matrix& in, const Matrix& out) const {
+    Step step = step_of(PRODUCT, in, out, 0);
+    step.weight = packed.weight;
+    return step;
+  }
+  Step active(StepKind kind, const Matrix& in, const Matrix& h, const Matrix& out, int64_t F) const {
+    Step step = step_of(kind, in, out, F);
+    step.also = h, step.activation = Activation(activation), step.gated = gated;
+    step.dropout = dropout, step.seed = seed;
+    return step;
+  }
+};
+
+Matrix copied(Chain& chain, const Tier& tier, const Packed& first, const Matrix& x) {
+  Matrix local = chain.local(tier, first.weight.dtype, first.weight.K);
+  chain.steps.push_back(step_of(COPY, x, local, first.weight.K));
+  return local;
+}
+
+// `h` where it is kept, else a place for the rows of one block.
+Matrix up_result(Chain& chain, const Tier& tier, const Packed& up, const Matrix& h) {
+  return h.place == GLOBAL ? h : chain.local(tier, FP32, up.weight.N);
+}
+
+void mlp_forward(const Packed& up, const Packed& down, bool gated, int activation, const Rows& x, const Rows& h,
+                 const Rows& out, int dtype, float dropout, uint64_t seed, int threads) {
+  const Tier& tier = *up.tier;
+  FeedForward block{gated, activation, dropout, seed};
+  Chain chain;
+  Matrix in = copied(chain, tier, up, matrix_of(x, Dtype(dtype)));
+  Matrix between = up_result(chain, tier, up, matrix_of(h, Dtype(dtype)));
+  chain.steps.push_back(block.product(up, in, between));
+  Matrix inner = chain.local(tier, down.weight.dtype, down.weight.K);
+  chain.steps.push_back(block.active(ACTIVATED, between, {}, inner, down.weight.K));
+  chain.steps.push_back(block.product(down, inner, matrix_of(out, Dtype(dtype))));
+  run_chain(tier, chain, x[1], threads);
+}
+
+// `d_h` is the gradient of the up-projection's result, `inner` what the down-projection read: the gradients of the
+// weights are made from them. `up_turned`, `down_turned`: packs of the transposed weights. Rows without an address are
+// not wanted; without `h` it is computed again.
+void mlp_backward(const Packed& up, const Packed* up_turned, const Packed& down_turned, bool gated, int activation,
+                  const Rows& x, const Rows& h, const Rows& d_y, const Rows& d_h, const Rows& inner, const Rows& d_x,
+                  int dtype, float dropout, uint64_t seed, int threads) {
+  const Tier& tier = *up.tier;
+  FeedForward block{gated, activation, dropout, seed};
+  Dtype numbers = Dtype(dtype);
+  int64_t F = down_turned.weight.N, rows = up.weight.N;
+  Chain chain;
+  Matrix between = up_result(chain, tier, up, matrix_of(h, numbers));
+  if (between.place == LOCAL) {
+    Matrix in = copied(chain, tier, up, matrix_of(x, numbers));
+    chain.steps.push_back(block.product(up, in, between));
+  }
+  Matrix d_in = copied(chain, tier, down_turned, matrix_of(d_y, numbers)), d_inner = chain.local(tier, FP32, F);
+  chain.steps.push_back(block.product(down_turned, d_in, d_inner));
+  if (inner[0]) chain.steps.push_back(block.active(ACTIVATED, between, {}, matrix_of(inner, numbers), F));
+  Matrix local = chain.local(tier, up.weight.dtype, rows);
+  chain.steps.push_back(block.active(SLOPED, d_inner, between, local, F));
+  if (d_h[0]) chain.steps.push_back(step_of(COPY, local, matrix_of(d_h, numbers), rows));
+  if (d_x[0]) chain.steps.push_back(block.product(*up_turned, local, matrix_of(d_x, numbers)));
+  run_chain(tier, chain, d_y[1], threads);
+}
+
+VocabularyLoss loss_of(const Strided& weight, uintptr_t bias, const Strided& x, uintptr_t labels, uintptr_t kept,
+                       int dtype, int compute) {
+  return {source_of(weight, Dtype(dtype)), source_of(x, Dtype(dtype)), pointer<float>(bias), pointer<int64_t>(labels),
+          pointer<float>(kept), Dtype(compute)};
+}
+
+void scores_of_words(const Strided& weight, uintptr_t bias, const Strided& x, uintptr_t labels, uintptr_t kept,
+                     int dtype, int compute, std::array<uintptr_t, 3> results, int threads) {
+  vocabulary_scores(current_tier(), loss_of(weight, bias, x, labels, kept, dtype, compute), pointer<float>(results[0]),
+                    pointer<float>(results[1]), pointer<float>(results[2]), threads);
+}
+
+// `by_token`: lse, slope, flat, hot of `ScoreGradients`; `results`: d_x, d_weight, d_bias.
+void gradients_of_words(const Strided& weight, uintptr_t bias, const Strided& x, uintptr_t labels, uintptr_t kept,
+                        int dtype, int compute, std::array<uintptr_t, 4> by_token, std::array<uintptr_t, 3> results,
+                        int threads) {
+  VocabularyGradient g{pointer<float>(by_token[0]), pointer<float>(by_token[1]), pointer<float>(by_token[2]),
+                       pointer<float>(by_token[3]), pointer<void>(results[0]), pointer<void>(results[1]),
+                       pointer<float>(results[2])};
+  vocabulary_gradient(current_tier(), loss_of(weight, bias, x, labels, kept, dtype, compute), g, threads);
+}
+
+}  // namespace
+
+void bind_matmul(py::module_& m) {
+  using release = py::call_guard<py::gil_scoped_release>;
+  m.def("gradient_of_weight", &gradient_of_weight, release());
+  m.def("mlp_forward", &mlp_forward, release());
+  m.def("mlp_backward", &mlp_backward, release());
+  m.def("scores_of_words", &scores_of_words, release());
+  m.def("gradients_of_words", &gradients_of_words, release());
+}
+
+}  // namespace ef

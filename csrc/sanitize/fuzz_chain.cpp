@@ -1,0 +1,114 @@
+// Linear layers and feed-forward blocks of odd sizes, as chains of steps over packed weights.
+#include "check.h"
+#include "engine.h"
+#include "reference.h"
+
+namespace ef::test {
+namespace {
+
+// A weight (N, K), stored either way round, and its bias.
+struct Parameters {
+  int64_t N, K;
+  Row weight, bias;  // as the kernels see them
+  std::unique_ptr<Packed> packed;
+
+  Parameters(Random& random, const Tier& tier, int64_t N, int64_t K, Dtype dtype, Dtype unit, Order order)
+      : N(N), K(K) {
+    bool turned = random.chance(0.3), biased = random.chance(0.7);
+    int64_t row = (turned ? N : K) + random.one_of<int64_t>({0, 0, 5});
+    Numbers numbers(dtype, ((turned ? K : N) - 1) * row + (turned ? N : K));
+    Source source{numbers.data(), turned ? 1 : row, turned ? row : 1, N, K, dtype, order, 0, 0};
+    weight.resize(N * K);
+    for (int64_t n = 0; n < N; n++)
+      for (int64_t k = 0; k < K; k++) {
+        int64_t place = n * source.n_stride + k * source.k_stride;
+        numbers.set(place, random.normal() / std::sqrt(double(K)));
+        weight[n * K + k] = numbers.at(place);
+      }
+    Numbers biases = normal_numbers(random, dtype, biased ? N : 0);
+    for (int64_t n = 0; n < biases.count; n++) bias.push_back(biases.at(n));
+    packed = std::make_unique<Packed>(tier, source, unit, biases.data(), int(random.whole(1, 4)));
+    if (!packed->fits(numbers.data(), biases.data())) throw std::runtime_error("a fresh pack does not fit its weight");
+  }
+};
+
+struct RowsOf {
+  Numbers numbers;
+  Matrix matrix;
+  int64_t rows, stride;
+
+  RowsOf(Random& random, Dtype dtype, int64_t rows, int64_t columns)
+      : RowsOf(dtype, rows, columns, columns + random.one_of<int64_t>({0, 0, 3})) {}
+  RowsOf(Dtype dtype, int64_t rows, int64_t columns, int64_t stride)
+      : numbers(dtype, rows == 0 ? 0 : (rows - 1) * stride + columns),
+        matrix{static_cast<char*>(numbers.data()), stride * (dtype == BF16 ? 2 : 4), columns, dtype, GLOBAL},
+        rows(rows), stride(stride) {}
+
+  void fill(Random& random) {
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = 0; i < matrix.columns; i++) numbers.set(row * stride + i, random.normal());
+  }
+  Row values() const {
+    Row all;
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = 0; i < matrix.columns; i++) all.push_back(numbers.at(row * stride + i));
+    return all;
+  }
+};
+
+Step product_of(const Packed& packed, const Matrix& in, const Matrix& out, Activation activation, StepKind kind) {
+  Step step{};
+  step.kind = kind, step.in = in, step.out = out, step.weight = packed.weight, step.activation = activation;
+  return step;
+}
+
+Matrix take_in(Chain& chain, const Tier& tier, const Packed& first, const Matrix& x) {
+  Step copy{};
+  copy.kind = COPY, copy.in = x, copy.width = first.weight.K;
+  copy.out = chain.local(tier, first.weight.dtype, first.weight.K);
+  chain.steps.push_back(copy);
+  return copy.out;
+}
+
+int64_t any_width(Random& random) {
+  return random.one_of<int64_t>({1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 96, 129});
+}
+
+}  // namespace
+
+void fuzz_chain(Random& random, const Tier& tier, int threads) {
+  Dtype dtype = random.one_of({FP32, BF16});
+  bool int8 = tier.chain.int8 && random.chance(0.25), gated = random.chance(0.5), mlp = random.chance(0.6);
+  Dtype unit = int8 ? INT8 : tier.chain.unit_dtype(dtype);
+  int64_t rows = random.one_of<int64_t>({0, 1, 2, 5, 6, 7, 16, 31, 32, 33, 97, 130, 300});
+  if (std::string(tier.name) == "amx_emulated") rows = std::min<int64_t>(rows, 40);
+  int64_t K = any_width(random), inner = any_width(random), N = any_width(random);
+  Activation activation = random.one_of({NONE, GELU, GELU_TANH, RELU, SILU, TANH});
+  RowsOf x(random, dtype, rows, K);
+  x.fill(random);
+
+  gated = gated && mlp;
+  int64_t width = mlp ? (gated ? 2 * inner : inner) : N;
+  Parameters up(random, tier, width, K, dtype, unit, gated ? HALVES_OF_ALL : PLAIN);
+  Chain chain;
+  Matrix in = take_in(chain, tier, *up.packed, x.matrix);
+  Row want = activated_reference(linear_reference(x.values(), up.weight, up.bias, K, width), width, activation, gated);
+  RowsOf out(random, dtype, rows, N);
+  if (mlp) {
+    Parameters down(random, tier, N, inner, dtype, tier.chain.unit_dtype(dtype), PLAIN);
+    Matrix between = chain.local(tier, down.packed->weight.dtype, inner);
+    chain.steps.push_back(product_of(*up.packed, in, between, activation, gated ? GATED : PRODUCT));
+    chain.steps.push_back(product_of(*down.packed, between, out.matrix, NONE, PRODUCT));
+    want = linear_reference(want, down.weight, down.bias, inner, N);
+    run_chain(tier, chain, rows, threads);
+  } else {
+    chain.steps.push_back(product_of(*up.packed, in, out.matrix, activation, PRODUCT));
+    run_chain(tier, chain, rows, threads);
+  }
+  Comparison comparison;
+  Row got = out.values();
+  for (size_t i = 0; i < want.size(); i++) comparison.see(got[i], want[i]);
+  comparison.require(mlp ? "mlp" : "linear", int8 ? 5e-2 : dtype == BF16 ? 1.5e-2 : 1e-5);
+}
+
+}  // namespace ef::test

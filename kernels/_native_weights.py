@@ -1,0 +1,131 @@
+"""Weights in the layout of the native engine's tier, packed once for each state of a weight.
+
+A pack is made anew when the storage or the version counter of its weight or bias changes (optimiser
+step, `load_state_dict`, a move), and when any of about 16 sampled numbers of either does: writing
+through `weight.data`, as weight averaging and adapter merging often do, leaves the counter alone.
+(A write through `.data` to a few numbers only may go unseen; write under `torch.no_grad()`
+instead.)
+
+Training changes weights in every step, so a pack is filled anew in the memory that it has.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from encoder_fast.kernels import _native
+
+PLAIN, HALVES_OF_HEADS, HALVES_OF_ALL = range(3)
+"""Order of packed columns, `ef::Order`: as they come; halves of each head side by side, for rope;
+halves of the whole side by side, for a gate.
+"""
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""`ef::Dtype` of what tensors hold."""
+
+INT8 = 2
+
+ACTIVATIONS = {
+    "gelu": 1,
+    "gelu_python": 1,
+    "gelu_new": 2,
+    "gelu_pytorch_tanh": 2,
+    "gelu_fast": 2,
+    "relu": 3,
+    "silu": 4,
+    "swish": 4,
+    "tanh": 5,
+}
+"""Config name -> `ef::Activation`."""
+
+
+def address(x: Tensor | None) -> int:
+    """Where the numbers of `x` begin; 0 for None."""
+    return 0 if x is None else x.data_ptr()
+
+
+def compute_dtype(dtype: torch.dtype) -> int:
+    """`ef::Dtype` of products: bf16 for fp32 numbers at torch's matmul precision "medium"."""
+    medium = torch.get_float32_matmul_precision() == "medium"
+    return DTYPES[torch.bfloat16 if medium else dtype]
+
+
+class _Pack:
+    """A packed weight and what it was made from."""
+
+    __slots__ = ("bias", "made", "packed", "turned", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, layout: tuple):
+        order, head, rotated, compute, self.turned = layout
+        source = weight.t() if self.turned else weight
+        self.packed = _native.C.pack(
+            address(source), *source.shape, *source.stride(), DTYPES[source.dtype], address(bias),
+            order, head, rotated, compute, torch.get_num_threads(),
+        )  # fmt: skip
+        self._remember(weight, bias)
+
+    def _remember(self, weight: Tensor, bias: Tensor | None) -> None:
+        # Detached views share the version counters and keep the storages: while they live, nobody
+        # else's numbers can come to lie at the same address.
+        self.weight = weight.detach()
+        self.bias = None if bias is None else bias.detach()
+        self.made = self._state()
+
+    def _state(self) -> tuple:
+        return self.weight._version, None if self.bias is None else self.bias._version
+
+    def fits(self, weight: Tensor, bias: Tensor | None) -> bool:
+        there = address(weight), address(bias)
+        return (
+            there == (address(self.weight), address(self.bias))
+            and self.made == self._state()
+            and self.packed.tier == _native.tier()
+            and self.packed.fits(*there)
+        )
+
+    def renewed(self, weight: Tensor, bias: Tensor | None) -> bool:
+        """Packs other numbers in the same place, if the layout is the same."""
+        alike = (
+            self.packed.tier == _native.tier()
+            and (self.bias is None) == (bias is None)
+            and self.weight.dtype == weight.dtype
+            and self.weight.shape == weight.shape
+            and self.weight.stride() == weight.stride()
+        )
+        if alike:
+            self.packed.fill(address(weight), address(bias), torch.get_num_threads())
+            self._remember(weight, bias)
+        return alike
+
+
+_PACKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""weight -> {layout: `_Pack`}. Weak: packs live as long as their weight."""
+
+
+def packed(
+    weight: Tensor,
+    bias: Tensor | None,
+    order: int = PLAIN,
+    head: int = 0,
+    rotated: int = 0,
+    int8: bool = False,
+    turned: bool = False,
+) -> Any:
+    """The pack of a weight `(N, K)` of any strides, with its bias `(N,)` or None, of its dtype.
+
+    Args:
+        order: of the packed columns.
+        head, rotated: `HALVES_OF_HEADS` only: head width, and how many columns are in pairs.
+        int8: one scale for each row of the weight, products in int8.
+        turned: the pack of the transposed weight, for gradients of inputs.
+    """
+    packs = _PACKS.get(weight)
+    if packs is None:
+        packs = _PACKS[weight] = {}
+    layout = order, head, rotated, INT8 if int8 else compute_dtype(weight.dtype), turned
+    found = packs.get(layout)
+    if found is None or (not found.fits(weight, bias) and not found.renewed(weight, bias)):
+        found = packs[layout] = _Pack(weight, bias, layout)
+    return found.packed
