@@ -102,7 +102,9 @@ void product_step(const ef::Step& s, const ef::Block& b) {
   const ef::Weight& w = s.weight;
   const Unit* a = row_of<Unit>(s.in, b, b.first);
   for (int64_t panel = b.panel; panel < b.panel_end; panel++) {
-    const Unit* units = (const Unit*)w.units + panel * w.row_units * PANEL;
+    const Unit *units = (const Unit*)w.units + panel * w.row_units * PANEL, *next = units + w.row_units * PANEL;
+    Ahead ahead;
+    if (panel + 1 < b.panel_end) ahead = {(const char*)next, (const char*)(next + w.row_units * PANEL)};
     product<T>(a, s.in.stride / 4, units, PANEL, b.last - b.first, PANEL, w.row_units,
                [&](auto, int64_t row, int64_t column, auto& c) {
                  int64_t place = panel * PANEL + column;
@@ -113,7 +115,8 @@ void product_step(const ef::Step& s, const ef::Block& b) {
                  } else {
                    finish(s, b, b.first + row, place, c);
                  }
-               });
+               },
+               ahead);
   }
 }
 

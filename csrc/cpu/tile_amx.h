@@ -39,12 +39,14 @@ inline void leave_tiles() { _tile_release(); }
 // A block of 16 * A_TILES rows and 16 * B_TILES columns into `c` (rows of 32).
 template <class T, int A_TILES, int B_TILES>
 inline void tile_block(const typename T::unit* a, int64_t a_row, const typename T::unit* b, int64_t b_row,
-                       int64_t units, void* c) {
+                       int64_t units, void* c, const Ahead& ahead) {
   _tile_zero(0);
   if constexpr (B_TILES == 2) _tile_zero(1);
   if constexpr (A_TILES == 2) _tile_zero(2);
   if constexpr (A_TILES == 2 && B_TILES == 2) _tile_zero(3);
   for (int64_t u = 0; u < units; u += 16) {
+    if (ahead.next < ahead.end)
+      for (int64_t line = u; line < u + 16; line++) ahead.fetch(line);
     _tile_loadd(4, a + u, a_row * 4);
     _tile_loadd(6, b + u * b_row, b_row * 4);
     EF_DOT(T, 0, 4, 6);
@@ -84,7 +86,7 @@ inline void hand_over_rows(const void* block, int64_t row, int64_t column, int64
 
 template <class T, class Each>
 inline void product_in_tiles(const typename T::unit* a, int64_t a_row, const typename T::unit* b, int64_t b_row,
-                             int64_t rows, int64_t width, int64_t units, Each& each) {
+                             int64_t rows, int64_t width, int64_t units, Each& each, Ahead ahead) {
   alignas(64) char block[32 * 128];
   units = up_to(units, UNIT_STEP);
   for (int64_t row = 0; row < rows; row += 32) {
@@ -92,10 +94,11 @@ inline void product_in_tiles(const typename T::unit* a, int64_t a_row, const typ
     for (int64_t column = 0; column < width; column += 32) {
       const auto *from = a + row * a_row, *to = b + column;
       bool tall = here > 16, broad = width - column > 16;
-      if (tall && broad) tile_block<T, 2, 2>(from, a_row, to, b_row, units, block);
-      else if (tall) tile_block<T, 2, 1>(from, a_row, to, b_row, units, block);
-      else if (broad) tile_block<T, 1, 2>(from, a_row, to, b_row, units, block);
-      else tile_block<T, 1, 1>(from, a_row, to, b_row, units, block);
+      if (tall && broad) tile_block<T, 2, 2>(from, a_row, to, b_row, units, block, ahead);
+      else if (tall) tile_block<T, 2, 1>(from, a_row, to, b_row, units, block, ahead);
+      else if (broad) tile_block<T, 1, 2>(from, a_row, to, b_row, units, block, ahead);
+      else tile_block<T, 1, 1>(from, a_row, to, b_row, units, block, ahead);
+      if (ahead.next < ahead.end) ahead.next += units * 64;
       if (broad) hand_over_rows<T, 2>(block, row, column, here, each);
       else hand_over_rows<T, 1>(block, row, column, here, each);
     }
