@@ -15,7 +15,7 @@ from encoder_fast.benchmarks import accuracy, models
 from encoder_fast.benchmarks.contenders import _torch, ours, torch_peers
 from encoder_fast.benchmarks.engine import CannotRun, Contender
 from encoder_fast.benchmarks.workloads import Inputs, Workload, inputs
-from encoder_fast.kernels import dispatch
+from encoder_fast.kernels import _native, dispatch
 from encoder_fast.kernels.dispatch import BACKENDS
 
 ALL = (*ours.CONTENDERS, *torch_peers.CONTENDERS)
@@ -178,6 +178,13 @@ def test_a_backend_that_cannot_run_the_model_says_why(write, scratch, monkeypatc
 @pytest.mark.parametrize("contender", ALL, ids=lambda c: c.name)
 def test_refuses_int8_and_a_device_that_is_not_here(write, scratch, contender):
     task = bench_tiny.task(write("bert-base"), scratch, "int8")
+    if contender.name == "encoder_fast native int8":
+        assert (contender.why_not(task) is None) == _native.has_int8()
+        assert (
+            contender.why_not(dataclasses.replace(task, dtype="float32")) == "computes in int8 only"
+        )
+        assert "not on cuda" in contender.why_not(dataclasses.replace(task, device="cuda"))
+        return
     assert contender.why_not(task)
     if "flash-attn" in contender.name:
         assert contender.why_not(task) == "runs on a GPU only"

@@ -17,7 +17,7 @@ from encoder_fast.checkpoint import read_json
 from encoder_fast.hardware import usable_device
 from encoder_fast.kernels.dispatch import BackendError, Request, resolve, why_not
 
-COMPLETE = ("torch", "reference")
+COMPLETE = ("native", "torch", "reference")
 """Backends of ours that have every op."""
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import encoder_fast as ef
+from encoder_fast.benchmarks import models
 from encoder_fast.benchmarks.contenders._torch import (
     asked_for,
     backend_why_not,
@@ -19,7 +20,9 @@ from encoder_fast.benchmarks.contenders._torch import (
 from encoder_fast.benchmarks.engine import CannotRun, Contender, Engine, Ready, Task, padded
 from encoder_fast.benchmarks.timing import Clock
 from encoder_fast.benchmarks.workloads import Inputs
-from encoder_fast.kernels.dispatch import BACKENDS
+from encoder_fast.checkpoint import read_json
+from encoder_fast.hardware import fastest_dtype
+from encoder_fast.kernels.dispatch import BACKENDS, BackendError, Request, resolve
 
 
 def _load(task: Task, backend: str) -> ef.Model:
@@ -51,6 +54,37 @@ def _padded_call(backend: str) -> Callable[[Task], Engine]:
         return Engine(lambda inputs: padded(call, inputs, task.device), _ran(model))
 
     return build
+
+
+def _int8_dtype(task: Task) -> torch.dtype:
+    """Of what int8 leaves out: the fastest here."""
+    return getattr(torch, fastest_dtype(task.device)[0])
+
+
+def _int8_why_not(task: Task) -> str | None:
+    if task.dtype != "int8":
+        return "computes in int8 only"
+    if torch.device(task.device).type != "cpu":
+        return f"runs on a CPU only, not on {task.device}"
+    config = models.config_of(read_json(task.folder / "config.json"))
+    device, width = torch.device(task.device), config.hidden_size
+    try:
+        resolve("auto", Request(device, _int8_dtype(task), config.head_width, width, "int8"))
+    except BackendError as error:
+        return str(error)
+    return None
+
+
+def _int8(task: Task) -> Engine:
+    options = {"device": task.device, "precision": "int8"}
+    model = ef.load(task.folder, dtype=_int8_dtype(task), **options)
+
+    @torch.inference_mode()
+    def call(ids_BS: Tensor, mask_BS: Tensor, types_BS: Tensor | None) -> Tensor:
+        return model(ids_BS, mask_BS, types_BS).last_hidden_state.float()
+
+    ran = _ran(model) | {"linear": "native int8"}
+    return Engine(lambda inputs: padded(call, inputs, task.device), ran)
 
 
 def _compiled(task: Task) -> Engine:
@@ -100,6 +134,12 @@ CONTENDERS = (
             slow=backend == "reference",
         )
         for backend in BACKENDS
+    ),
+    Contender(
+        "encoder_fast native int8",
+        _int8,
+        _int8_why_not,
+        note="int8 linears but the second of the feed-forward block, one scale a token",
     ),
     Contender("encoder_fast torch compiled", _compiled, compiled_why_not, slow=True),
     Contender(
