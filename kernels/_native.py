@@ -14,7 +14,8 @@ from types import ModuleType
 
 # Before the extension: torch's copy of the OpenMP library then serves both, with one pool of
 # threads.
-import torch  # noqa: F401
+import torch
+from torch.autograd import forward_ad
 
 from encoder_fast._version import __version__
 
@@ -45,6 +46,16 @@ def _load() -> tuple[ModuleType | None, str | None]:
 
 C, problem = _load()
 missing = problem and f"{problem}; {HOW_TO_GET_IT}"
+
+
+def serves() -> bool:
+    """Is the engine here, and is this a plain eager call? Traced graphs, autocast, forward-mode
+    gradients and function transforms need to see torch's own operations.
+    """
+    if C is None or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return not transformed and getattr(forward_ad, "_current_level", -1) < 0
 
 
 def tiers() -> list[str]:

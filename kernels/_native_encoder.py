@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils.weak import WeakIdKeyDictionary
 
 from encoder_fast.kernels import _native
@@ -146,9 +145,7 @@ def _prepared(
     x_TW: Tensor, layers: Sequence[LayerParameters], stack: Stack, int8: bool
 ) -> _Prepared | None:
     """Packed layers in the state that the parameters are in; None where the engine cannot serve."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return None
-    if getattr(forward_ad, "_current_level", -1) >= 0 or type(x_TW) is not Tensor:
+    if not _native.serves() or type(x_TW) is not Tensor or x_TW.dtype not in DTYPES:
         return None
     parameters = [p for layer in layers for p in layer.parameters()]
     if not _no_gradient_wanted(x_TW, parameters):

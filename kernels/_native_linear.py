@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from encoder_fast.kernels import _native
@@ -19,14 +18,8 @@ def why_not(request) -> str | None:
 
 
 def usable(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Can this call run natively? Plain CPU tensors of one dtype, outside of traced graphs,
-    autocast, forward-mode gradients and function transforms. The torch form serves the others.
-    """
-    if _native.C is None or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return False
-    if getattr(forward_ad, "_current_level", -1) >= 0 or x.ndim != 2 or x.dtype not in DTYPES:
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    """Can this call run natively? Plain CPU tensors of one dtype; the torch form serves others."""
+    if not _native.serves() or x.ndim != 2 or x.dtype not in DTYPES:
         return False
     given = [p for p in parameters if p is not None]
     return type(x) in (Tensor, torch.nn.Parameter) and all(_plain(p, x.dtype) for p in given)

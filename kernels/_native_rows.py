@@ -6,7 +6,6 @@ fixed order: same bits whatever the number of threads.
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from encoder_fast.kernels import _native
@@ -19,16 +18,11 @@ POOL_MODES = {"cls": 0, "mean": 1, "max": 2, "weighted": 3, "last": 4, "mean_sqr
 
 def _ordinary(*tensors: Tensor | None) -> bool:
     """Can the engine see these numbers, and nobody else want to? Plain CPU tensors outside of
-    traced graphs, autocast, forward-mode gradients, function transforms and dispatch modes.
+    dispatch modes.
     """
-    if _native.C is None or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if not _native.serves():
         return False
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
-        return False
-    if (
-        getattr(forward_ad, "_current_level", -1) >= 0
-        or torch._C._are_functorch_transforms_active()
-    ):
         return False
     plain = (Tensor, torch.nn.Parameter)
     return all(x is None or (type(x) in plain and x.device.type == "cpu") for x in tensors)

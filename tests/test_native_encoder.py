@@ -246,6 +246,30 @@ def test_gradients_hidden_states_and_autocast_go_layer_by_layer():
     assert taken == [1]
 
 
+@torch.no_grad()
+@each_family
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bfloat16], ids=str)
+def test_a_model_cast_after_loading(family, dtype):
+    arguments = inputs(family, LENGTHS)
+    model = our_model(family, dtype=torch.float32)
+    model(**arguments)
+    got = model.to(dtype)(**arguments).last_hidden_state
+    wanted = our_model(family, dtype=dtype)(**arguments).last_hidden_state
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.05)
+
+
+@torch.no_grad()
+def test_parameters_of_a_functional_call_are_used():
+    model, arguments = our_model("MB"), inputs("MB")
+    model(**arguments)
+    larger = {name: p * 1.1 for name, p in model.named_parameters()}
+    got = torch.func.functional_call(model, larger, (), arguments).last_hidden_state
+    for p in model.parameters():
+        p.mul_(1.1)
+    assert_same_bits(got, model(**arguments).last_hidden_state)
+
+
 def test_two_python_threads_use_one_model():
     model = our_model("MB", **WIDE)
     batches = [ef.Batch.from_lists([[3 + (i * t) % 90 for t in range(50 + i)]]) for i in range(8)]
