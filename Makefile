@@ -78,7 +78,7 @@ $(STAMP): requirements-dev.txt setup.py pyproject.toml
 	@touch $@
 
 # Where the machine can compile, a compile error is an error; elsewhere setup.py says what is missing and goes on.
-$(NATIVE): $(STAMP) $(CSRC)
+$(NATIVE): $(STAMP) $(CSRC) encoder_fast/_version.py
 	@rm -f $@
 	@echo 'Building the native engine: a minute the first time, only what changed later.'
 	@headers=$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("include"))'); \

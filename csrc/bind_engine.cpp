@@ -3,6 +3,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <stdexcept>
+#include <string>
+
 #include "bindings.h"
 #include "cpu/dispatch.h"
 #include "engine.h"
@@ -21,6 +24,8 @@ std::unique_ptr<Packed> pack(uintptr_t weight, int64_t N, int64_t K, int64_t n_s
   Source source{pointer<void>(weight), n_stride, k_stride, N, K, Dtype(dtype), Order(order), head, rotated};
   const Tier& tier = current_tier();
   if (source.order == HALVES_OF_HEADS && !tier.chain.pairs(head)) source.order = PLAIN;
+  if (compute == INT8 && !tier.chain.int8)
+    throw std::invalid_argument(std::string("precision: got 'int8', but tier ") + tier.name + " has no int8 products");
   Dtype unit = compute == INT8 ? INT8 : tier.chain.unit_dtype(Dtype(compute));
   return std::make_unique<Packed>(tier, source, unit, pointer<void>(bias), threads);
 }

@@ -18,15 +18,19 @@ class _ChangedError(Exception):
     """A module is not what the engine would compute."""
 
 
-def _child(owner: nn.Module, name: str) -> nn.Module:
-    """A part of a layer, if it is of our own kind and nobody hooked into it or replaced its
-    forward. Read from the dictionaries: `getattr` of a module takes ten times as long.
+def _known(module: nn.Module) -> nn.Module:
+    """A part of the model, if it is of our own kind, in eval mode, and nobody hooked into it or
+    replaced its forward.
     """
-    module = owner._modules[name]
     hooked = module._forward_hooks or module._forward_pre_hooks
-    if type(module) not in KINDS or hooked or "forward" in vars(module):
+    if type(module) not in KINDS or module.training or hooked or "forward" in vars(module):
         raise _ChangedError
     return module
+
+
+def _child(owner: nn.Module, name: str) -> nn.Module:
+    """Read from the dictionary: `getattr` of a module takes ten times as long."""
+    return _known(owner._modules[name])
 
 
 def _pair(module: nn.Module) -> Parameters:
@@ -56,7 +60,7 @@ def _parameters(
     norms = [None] * len(used)
     if config.pre_norm:
         norms = [_child(layer, "attention_norm") for layer in used[1:]]
-        norms.append(final_norm)
+        norms.append(_known(final_norm))
     parts = zip(used, norms, config.plan, strict=True)
     return [_layer(layer, norm, plan, shared) for layer, norm, plan in parts]
 

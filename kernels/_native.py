@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from encoder_fast._version import __version__
 
 HOW_TO_GET_IT = (
-    "install a C++ compiler (g++ 11 or newer) and Python's headers, then reinstall encoder_fast "
+    "install a C++ compiler (g++ 12 or newer) and Python's headers, then reinstall encoder_fast "
     "with ENCODER_FAST_BUILD=cpu in the environment: it builds the engine or says what is wrong"
 )
 
@@ -48,11 +48,18 @@ C, problem = _load()
 missing = problem and f"{problem}; {HOW_TO_GET_IT}"
 
 
-def serves() -> bool:
-    """Is the engine here, and is this a plain eager call? Traced graphs, autocast, forward-mode
-    gradients and function transforms need to see torch's own operations.
+def serves(autocast_is_done: bool = False) -> bool:
+    """Is the engine here, and is this a plain eager call? Traced graphs, dispatch modes, autocast,
+    forward-mode gradients and function transforms need to see torch's own operations.
+
+    Args:
+        autocast_is_done: the caller has cast its inputs as autocast would.
     """
-    if C is None or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if C is None or torch.compiler.is_compiling():
+        return False
+    if torch.is_autocast_enabled("cpu") and not autocast_is_done:
+        return False
+    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return False
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return not transformed and getattr(forward_ad, "_current_level", -1) < 0

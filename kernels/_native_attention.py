@@ -10,12 +10,11 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from encoder_fast.kernels import _grouped, _native, _traced
 from encoder_fast.kernels._layout import Layout
-from encoder_fast.kernels._native_weights import DTYPES, address
+from encoder_fast.kernels._native_weights import DTYPES, address, compute_dtype
 
 WIDEST_HEAD = 256
 
@@ -93,12 +92,6 @@ class _Call:
         )
 
 
-def _compute(dtype: torch.dtype) -> int:
-    # "medium" allows bf16 products of fp32 numbers.
-    fast = dtype == torch.float32 and torch.get_float32_matmul_precision() == "medium"
-    return DTYPES[torch.bfloat16 if fast else dtype]
-
-
 def _rows(x: Tensor) -> Tensor:
     """`x` with the numbers of a head side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -167,7 +160,7 @@ def _call_of(
 ) -> _Call:
     cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
     holes = None if torch.equal(lengths, spans) else columns.contiguous()
-    return _Call(cu, holes, half, dropout_p, int(seed), _compute(dtype))
+    return _Call(cu, holes, half, dropout_p, int(seed), compute_dtype(dtype))
 
 
 def _traced_forward(qkv: Tensor, *tail) -> tuple[Tensor, Tensor]:
@@ -211,21 +204,20 @@ torch.library.register_autograd(
 
 
 def _for_kernels(qkv_T3HD: Tensor) -> bool:
-    """Are these numbers that the kernels can read, outside of transforms that they do not know?"""
+    """Are these numbers that the kernels can read, in a call that they serve?"""
     return (
-        qkv_T3HD.dtype in DTYPES
+        _native.serves(autocast_is_done=True)
+        and qkv_T3HD.dtype in DTYPES
         and qkv_T3HD.device.type == "cpu"
         and qkv_T3HD.shape[-1] <= WIDEST_HEAD
         and type(qkv_T3HD) in (Tensor, torch.nn.Parameter)
-        and getattr(forward_ad, "_current_level", -1) < 0
-        and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 
 def _traced_attend(
     qkv_T3HD: Tensor, plan: _traced.TracedPlan, half: int | None, dropout_p: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    if qkv_T3HD.dtype not in DTYPES or qkv_T3HD.device.type != "cpu":
+    if _native.C is None or qkv_T3HD.dtype not in DTYPES or qkv_T3HD.device.type != "cpu":
         return _traced.attend(qkv_T3HD, plan, half, dropout_p), None
     options = {"dtype": torch.int64, "device": "cpu"}
     seed = torch.randint(2**62, (), **options) if dropout_p else torch.zeros((), **options)
@@ -248,6 +240,9 @@ def native_attention(
     """
     if isinstance(plan, _traced.TracedPlan):
         return _traced_attend(qkv_T3HD, plan, half, dropout_p, with_lse)
+    if qkv_T3HD.shape[0] != sum(plan.layout.lengths):
+        tokens = sum(plan.layout.lengths)
+        raise ValueError(f"qkv: got {qkv_T3HD.shape[0]} tokens, the batch has {tokens}")
     if torch.is_autocast_enabled("cpu") and qkv_T3HD.dtype == torch.float32:
         qkv_T3HD = qkv_T3HD.to(torch.get_autocast_dtype("cpu"))
     if not _for_kernels(qkv_T3HD):
@@ -259,7 +254,7 @@ def native_attention(
         return _grouped.attend(qkv_T3HD, grouped, half, dropout_p), lse_TH
     seed = int(torch.randint(2**62, (), device="cpu")) if dropout_p else 0
     window = -1 if half is None else half
-    call = _Call(plan.cu_B1, plan.columns_T, window, dropout_p, seed, _compute(qkv_T3HD.dtype))
+    call = _Call(plan.cu_B1, plan.columns_T, window, dropout_p, seed, compute_dtype(qkv_T3HD.dtype))
     if torch.is_grad_enabled() and qkv_T3HD.requires_grad:
         o_THD, lse_2TH = _Attention.apply(qkv_T3HD, call)
     else:

@@ -24,6 +24,7 @@ from encoder_fast.kernels._native_weights import (
     HALVES_OF_HEADS,
     PLAIN,
     address,
+    matmul_precision,
     packed,
 )
 
@@ -97,14 +98,15 @@ def _state(
 ) -> tuple | None:
     """All that a pack depends on; None where the engine cannot read a parameter."""
     try:
-        versions = [(type(p), p.data_ptr(), p._version) for p in parameters]
+        versions = [
+            (type(p), p.data_ptr(), p._version, p.dtype, p.shape, p.stride()) for p in parameters
+        ]
     except (
         RuntimeError
     ):  # tensors made in inference mode count no versions, some kinds have no data
         return None
     kinds = tuple((layer.half, layer.rope is None) for layer in layers)
-    matmul = torch.get_float32_matmul_precision()
-    return x_TW.dtype, _native.tier(), matmul, stack, kinds, tuple(versions)
+    return x_TW.dtype, _native.tier(), matmul_precision(), stack, kinds, tuple(versions)
 
 
 def _plain(parameter: Tensor, dtype: torch.dtype) -> bool:
@@ -115,6 +117,17 @@ def _plain(parameter: Tensor, dtype: torch.dtype) -> bool:
         and parameter.device.type == "cpu"
         and parameter.is_contiguous()
     )
+
+
+def _shapes_fit(layer: LayerParameters, W: int, gated: bool) -> bool:
+    """Do the shapes make a layer? Where not, torch's own operations say what is wrong."""
+    inner = layer.down[0].shape[-1]
+    shapes = (3 * W, W), (W, W), ((1 + gated) * inner, W), (W, inner)
+    pairs = layer.qkv, layer.out, layer.up, layer.down
+    return all(
+        weight.shape == shape and (bias is None or bias.shape == shape[:1])
+        for (weight, bias), shape in zip(pairs, shapes, strict=True)
+    ) and all(p is None or p.shape == (W,) for p in (*layer.attention_norm, *layer.mlp_norm))
 
 
 def _pack(layers: Sequence[LayerParameters], stack: Stack, dtype: torch.dtype, int8: bool) -> Any:
@@ -159,8 +172,11 @@ def _prepared(
         return prepared
     if x_TW.device.type != "cpu" or not all(_plain(p, x_TW.dtype) for p in parameters):
         return None
-    found[int8] = _Prepared(state, _pack(layers, stack, x_TW.dtype, int8), parameters)
-    return found[int8]
+    if not all(_shapes_fit(layer, x_TW.shape[1], stack.gated) for layer in layers):
+        return None
+    prepared = _Prepared(state, _pack(layers, stack, x_TW.dtype, int8), parameters)
+    found[int8] = prepared
+    return prepared
 
 
 def run_layers(

@@ -19,7 +19,7 @@ def why_not(request) -> str | None:
 
 def usable(x: Tensor, *parameters: Tensor | None) -> bool:
     """Can this call run natively? Plain CPU tensors of one dtype; the torch form serves others."""
-    if not _native.serves() or x.ndim != 2 or x.dtype not in DTYPES:
+    if not _native.serves() or x.ndim != 2 or x.dtype not in DTYPES or x.device.type != "cpu":
         return False
     given = [p for p in parameters if p is not None]
     return type(x) in (Tensor, torch.nn.Parameter) and all(_plain(p, x.dtype) for p in given)
@@ -35,6 +35,13 @@ def _plain(parameter: Tensor, dtype: torch.dtype) -> bool:
         and parameter.numel() > 0
         and not parameter.is_inference()
     )
+
+
+def fits(width: int, weight: Tensor, bias: Tensor | None) -> bool:
+    """Is there a product of rows of `width` with these? Where not, torch says what is wrong."""
+    if weight.ndim != 2 or weight.shape[1] != width:
+        return False
+    return bias is None or bias.shape == weight.shape[:1]
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:

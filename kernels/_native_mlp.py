@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_fast.kernels import _native
+from encoder_fast.kernels import _native, _native_linear
 from encoder_fast.kernels._native_linear import (
     gradient_of_parameters,
     in_rows,
@@ -52,6 +52,23 @@ def _forward(
         rows(out_TW), DTYPES[x_TW.dtype], *dropout, torch.get_num_threads(),
     )  # fmt: skip
     return out_TW, h
+
+
+def fits(
+    x_TW: Tensor,
+    up_weight: Tensor,
+    up_bias: Tensor | None,
+    down_weight: Tensor,
+    down_bias: Tensor | None,
+    gated: bool,
+) -> bool:
+    """Do the shapes make a feed-forward block? Where not, torch says what is wrong."""
+    inner = down_weight.shape[-1]
+    return (
+        _native_linear.fits(x_TW.shape[1], up_weight, up_bias)
+        and _native_linear.fits(inner, down_weight, down_bias)
+        and up_weight.shape[0] == (2 if gated else 1) * inner
+    )
 
 
 class _Mlp(torch.autograd.Function):

@@ -17,12 +17,8 @@ POOL_MODES = {"cls": 0, "mean": 1, "max": 2, "weighted": 3, "last": 4, "mean_sqr
 
 
 def _ordinary(*tensors: Tensor | None) -> bool:
-    """Can the engine see these numbers, and nobody else want to? Plain CPU tensors outside of
-    dispatch modes.
-    """
+    """Can the engine see these numbers, and nobody else want to?"""
     if not _native.serves():
-        return False
-    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return False
     plain = (Tensor, torch.nn.Parameter)
     return all(x is None or (type(x) in plain and x.device.type == "cpu") for x in tensors)

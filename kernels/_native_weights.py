@@ -9,6 +9,8 @@ instead.)
 Training changes weights in every step, so a pack is filled anew in the memory that it has.
 """
 
+import sys
+import threading
 from typing import Any
 
 import torch
@@ -46,10 +48,19 @@ def address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
+def matmul_precision() -> str:
+    """torch's for fp32: "highest", "high" or "medium"; also where it was set for one library, when
+    torch's own getter raises.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "medium" if torch.backends.mkldnn.matmul.fp32_precision == "bf16" else "highest"
+
+
 def compute_dtype(dtype: torch.dtype) -> int:
     """`ef::Dtype` of products: bf16 for fp32 numbers at torch's matmul precision "medium"."""
-    medium = torch.get_float32_matmul_precision() == "medium"
-    return DTYPES[torch.bfloat16 if medium else dtype]
+    return DTYPES[torch.bfloat16 if matmul_precision() == "medium" else dtype]
 
 
 class _Pack:
@@ -76,30 +87,37 @@ class _Pack:
     def _state(self) -> tuple:
         return self.weight._version, None if self.bias is None else self.bias._version
 
+    def _alike(self, weight: Tensor, bias: Tensor | None) -> bool:
+        """Could these lie in the same pack?"""
+        mine = self.weight
+        return (
+            (mine.dtype, mine.shape, mine.stride()) == (weight.dtype, weight.shape, weight.stride())
+            and (self.bias is None) == (bias is None)
+            and self.packed.tier == _native.tier()
+        )
+
     def fits(self, weight: Tensor, bias: Tensor | None) -> bool:
         there = address(weight), address(bias)
         return (
             there == (address(self.weight), address(self.bias))
             and self.made == self._state()
-            and self.packed.tier == _native.tier()
+            and self._alike(weight, bias)
             and self.packed.fits(*there)
         )
 
     def renewed(self, weight: Tensor, bias: Tensor | None) -> bool:
-        """Packs other numbers in the same place, if the layout is the same."""
-        alike = (
-            self.packed.tier == _native.tier()
-            and (self.bias is None) == (bias is None)
-            and self.weight.dtype == weight.dtype
-            and self.weight.shape == weight.shape
-            and self.weight.stride() == weight.stride()
-        )
-        if alike:
-            self.packed.fill(address(weight), address(bias), torch.get_num_threads())
-            self._remember(weight, bias)
-        return alike
+        """Packs other numbers in the same place, if the layout is the same and nobody else holds
+        the pack: a call in another thread may be reading it.
+        """
+        if sys.getrefcount(self.packed) > 2 or not self._alike(weight, bias):
+            return False
+        self.packed.fill(address(weight), address(bias), torch.get_num_threads())
+        self._remember(weight, bias)
+        return True
 
 
+_LOCK = threading.Lock()
+"""Held while a pack is looked up or made."""
 _PACKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """weight -> {layout: `_Pack`}. Weak: packs live as long as their weight."""
 
@@ -121,11 +139,20 @@ def packed(
         int8: one scale for each row of the weight, products in int8.
         turned: the pack of the transposed weight, for gradients of inputs.
     """
-    packs = _PACKS.get(weight)
-    if packs is None:
-        packs = _PACKS[weight] = {}
     layout = order, head, rotated, INT8 if int8 else compute_dtype(weight.dtype), turned
-    found = packs.get(layout)
-    if found is None or (not found.fits(weight, bias) and not found.renewed(weight, bias)):
-        found = packs[layout] = _Pack(weight, bias, layout)
-    return found.packed
+    with _LOCK:
+        packs = _PACKS.get(weight)
+        if packs is None:
+            packs = _PACKS[weight] = {}
+        found = packs.get(layout)
+        if found is None or not (found.fits(weight, bias) or found.renewed(weight, bias)):
+            _drop_old(packs, weight)
+            found = packs[layout] = _Pack(weight, bias, layout)
+        return found.packed
+
+
+def _drop_old(packs: dict, weight: Tensor) -> None:
+    """Packs of numbers that the weight no longer has, with the memory that they keep alive."""
+    for layout, pack in list(packs.items()):
+        if pack.weight.dtype != weight.dtype or address(pack.weight) != address(weight):
+            del packs[layout]

@@ -104,7 +104,7 @@ def resolve(backend: str, request: Request) -> Ops:
         raise BackendError(f"backend: got {backend!r}, allowed are {('auto', *BACKENDS)}")
     if request.device.type == "cpu" and backend in ("auto", "native"):
         _native.check(warn=backend == "auto")
-    candidates = BACKENDS if backend == "auto" else (backend,)
+    candidates = _in_order() if backend == "auto" else (backend,)
     chosen, refusals = {}, []
     for op in op_tables():
         reasons = {name: why_not(op, name, request) for name in candidates}
@@ -116,6 +116,15 @@ def resolve(backend: str, request: Request) -> Ops:
     if refusals:
         raise BackendError(f"backend {backend!r} cannot run this model: " + "; ".join(refusals))
     return _record(chosen, request)
+
+
+def _in_order() -> tuple[str, ...]:
+    """Backends in order of preference. Where the engine has no kernels for the processor's own
+    vector instructions, the libraries that torch brings are expected to be faster.
+    """
+    if _native.C is not None and _native.tier() == "generic":
+        return tuple(name for name in BACKENDS if name != "native")
+    return BACKENDS
 
 
 def _record(chosen: dict[str, str], request: Request) -> Ops:

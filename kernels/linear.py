@@ -27,7 +27,8 @@ def torch_linear(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tens
 
 def native_linear(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tensor:
     """As `reference`, with fp32 sums, on the native CPU engine."""
-    if _native_linear.usable(x_TW, weight_OW, bias_O):
+    given = weight_OW, bias_O
+    if _native_linear.usable(x_TW, *given) and _native_linear.fits(x_TW.shape[1], *given):
         return _native_linear.linear(x_TW, weight_OW, bias_O)
     return torch_linear(x_TW, weight_OW, bias_O)
 

@@ -193,7 +193,8 @@ def native_linear_cross_entropy(
     num_items: float | None = None,
 ) -> Tensor:
     """As `reference`, on the native CPU engine: all words and tokens a block at a time."""
-    if not _native_linear.usable(x_NW, weight_VW, bias_V):
+    given = weight_VW, bias_V
+    if not (_native_linear.usable(x_NW, *given) and _native_linear.fits(x_NW.shape[1], *given)):
         how = reduction, ignore_index, label_smoothing, z_loss, num_items
         return torch_linear_cross_entropy(x_NW, weight_VW, bias_V, labels_N, *how)
     x_NW, labels_N = _select(x_NW, labels_N, weight_VW.shape[0], ignore_index)

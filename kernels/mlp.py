@@ -94,7 +94,8 @@ def native_mlp(
     """As `reference`, with fp32 sums, on the native CPU engine."""
     activation_function(activation)
     weights = up_weight, up_bias, down_weight_WF, down_bias_W
-    run = _native_mlp.mlp if _native_linear.usable(x_TW, *weights) else torch_mlp
+    serves = _native_linear.usable(x_TW, *weights) and _native_mlp.fits(x_TW, *weights, gated)
+    run = _native_mlp.mlp if serves else torch_mlp
     return run(x_TW, *weights, activation, gated, dropout_p)
 
 

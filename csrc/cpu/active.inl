@@ -23,8 +23,8 @@ inline void put_lanes(Number* to, F x, int64_t count) {
 inline F kept_share(const ef::Step& s, int64_t row, int64_t column) {
   U lanes;
   for (int l = 0; l < L; l++) lanes[l] = (uint32_t)(column + l);
-  U limit = U{} + (uint32_t)(s.dropout * 4294967296.0);
-  return hash(s.seed, (uint32_t)row, lanes) >= limit ? splat(1.0f / (1.0f - s.dropout)) : F{};
+  U limit = U{} + dropout_limit(s.dropout);
+  return hash(s.seed, (uint32_t)row, lanes) >= limit ? splat(kept_scale(s.dropout)) : F{};
 }
 
 template <class Saved, class Out>

@@ -110,9 +110,7 @@ inline Dropout dropout_of(const ef::Attention* a, int32_t b, int32_t h) {
   uint64_t x = a->seed + ((uint64_t)b * a->H + h + 1) * 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  double threshold = (double)a->dropout * 4294967296.0;
-  return {x ^ (x >> 31), threshold < 4294967295.0 ? (uint32_t)threshold : 0xffffffffu,
-          a->dropout < 1 ? 1 / (1 - a->dropout) : 0.0f};
+  return {x ^ (x >> 31), dropout_limit(a->dropout), kept_scale(a->dropout)};
 }
 
 // ------------------------------------------------------------------------------------------- tokens as operands

@@ -51,11 +51,6 @@ inline int64_t packed_columns(ef::Order order, int64_t N) {
   return order == ef::HALVES_OF_ALL ? up_to(up_to(N / 2, L) * 2, PANEL) : up_to(N, PANEL);
 }
 
-template <class Number>
-inline float number_at(const void* p, int64_t i) {
-  return widen(((const Number*)p)[i]);
-}
-
 // One panel of B (K x N), whose element (k, n) lies at from[k * k_stride + n * n_stride].
 template <class T, class From>
 void pack_panel(typename T::unit* to, const From* from, int64_t k_stride, int64_t n_stride, int64_t K,

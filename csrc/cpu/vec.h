@@ -109,6 +109,13 @@ inline F exp_negative_rough(F x) {
   return scale_by_power(p, shifted);
 }
 
+// Dropout of a share of all elements: those whose hash is below the limit go, the others are multiplied by the scale.
+inline uint32_t dropout_limit(double share) {
+  double limit = share * 4294967296.0;
+  return limit < 4294967295.0 ? (uint32_t)limit : 0xffffffffu;
+}
+inline float kept_scale(float share) { return share < 1 ? 1 / (1 - share) : 0.0f; }
+
 // A fair 32-bit number for (seed, row, column), after the finaliser of MurmurHash3: dropout depends on the place of an
 // element and on nothing about tiles or threads.
 inline U hash(uint64_t seed, uint32_t row, U column) {

@@ -161,10 +161,12 @@ def _auto_dtype():
 def _threads():
     import torch
 
+    from encoder_fast.kernels._native_weights import matmul_precision
+
     return {
         "torch_threads": torch.get_num_threads(),
         "torch_interop_threads": torch.get_num_interop_threads(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": matmul_precision(),
     }
 
 
