@@ -26,6 +26,7 @@ from encoder_fast.kernels._native_weights import (
     address,
     matmul_precision,
     packed,
+    steps_taken,
 )
 
 WIDEST_INT8 = 8192
@@ -101,12 +102,19 @@ def _state(
         versions = [
             (type(p), p.data_ptr(), p._version, p.dtype, p.shape, p.stride()) for p in parameters
         ]
-    except (
-        RuntimeError
-    ):  # tensors made in inference mode count no versions, some kinds have no data
+    except RuntimeError:  # made in inference mode, without a count of versions, or without memory
         return None
-    kinds = tuple((layer.half, layer.rope is None) for layer in layers)
-    return x_TW.dtype, _native.tier(), matmul_precision(), stack, kinds, tuple(versions)
+    tables: dict[int, int] = {}
+    kinds = tuple((layer.half, _table(layer, tables)) for layer in layers)
+    return (
+        steps_taken(),
+        x_TW.dtype,
+        _native.tier(),
+        matmul_precision(),
+        stack,
+        kinds,
+        tuple(versions),
+    )
 
 
 def _plain(parameter: Tensor, dtype: torch.dtype) -> bool:

@@ -1,10 +1,10 @@
 """Weights in the layout of the native engine's tier, packed once for each state of a weight.
 
-A pack is made anew when the storage or the version counter of its weight or bias changes (optimiser
-step, `load_state_dict`, a move), and when any of about 16 sampled numbers of either does: writing
-through `weight.data`, as weight averaging and adapter merging often do, leaves the counter alone.
-(A write through `.data` to a few numbers only may go unseen; write under `torch.no_grad()`
-instead.)
+A pack is made anew when the storage or the version counter of its weight or bias changes
+(`load_state_dict`, a move), after a step of an optimiser that has one of them, and when any of
+about 16 sampled numbers of either does: writing through `weight.data`, as weight averaging and
+adapter merging often do, leaves the counter alone. (A write through `.data` to a few numbers only
+may go unseen; write under `torch.no_grad()` instead.)
 
 Training changes weights in every step, so a pack is filled anew in the memory that it has.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from encoder_fast.kernels import _native
@@ -63,6 +64,35 @@ def compute_dtype(dtype: torch.dtype) -> int:
     return DTYPES[torch.bfloat16 if matmul_precision() == "medium" else dtype]
 
 
+_STEPS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Parameter -> number of the last optimiser step that had it."""
+
+_steps_taken = 0
+
+
+def _after_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+    # Fused optimisers (`AdamW(fused=True)`) write parameters without counting versions.
+    global _steps_taken
+    _steps_taken += 1
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            _STEPS[parameter] = _steps_taken
+
+
+register_optimizer_step_post_hook(_after_step)
+
+
+def steps_taken() -> int:
+    """How many optimiser steps this process has taken."""
+    return _steps_taken
+
+
+def _state(weight: Tensor, bias: Tensor | None) -> tuple:
+    """What changes when the numbers do."""
+    given = (weight,) if bias is None else (weight, bias)
+    return tuple((p._version, _STEPS.get(p)) for p in given)
+
+
 class _Pack:
     """A packed weight and what it was made from."""
 
@@ -82,10 +112,7 @@ class _Pack:
         # else's numbers can come to lie at the same address.
         self.weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
-        self.made = self._state()
-
-    def _state(self) -> tuple:
-        return self.weight._version, None if self.bias is None else self.bias._version
+        self.made = _state(weight, bias)
 
     def _alike(self, weight: Tensor, bias: Tensor | None) -> bool:
         """Could these lie in the same pack?"""
@@ -100,7 +127,7 @@ class _Pack:
         there = address(weight), address(bias)
         return (
             there == (address(self.weight), address(self.bias))
-            and self.made == self._state()
+            and self.made == _state(weight, bias)
             and self._alike(weight, bias)
             and self.packed.fits(*there)
         )

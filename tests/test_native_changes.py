@@ -41,6 +41,26 @@ def test_a_changed_weight_is_seen(name, change):
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_fused_optimiser_step_is_seen(name):
+    # It counts no versions; here it changes one number, which no sample need show.
+    model, arguments = our_model("BE", **WIDE), inputs("BE")
+    with torch.no_grad():
+        model(**arguments)
+    parameter = getattr(model.encoder.layers[0].attention.out, name)
+    parameter.grad = torch.zeros_like(parameter)
+    parameter.grad.view(-1)[-3] = 1.0
+    torch.optim.AdamW([parameter], lr=3.0, weight_decay=0.0, fused=True).step()
+    with torch.no_grad():
+        got = model(**arguments).last_hidden_state
+        layer_by_layer = no_fused(model)(**arguments).last_hidden_state
+        out = model.encoder.layers[0].attention.out
+        out.forward = lambda x: nn.functional.linear(x, out.weight, out.bias)
+        wanted = model(**arguments).last_hidden_state
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer_by_layer, wanted, rtol=1e-4, atol=1e-4)
+
+
 class Adapter(nn.Module):
     """What an adapter library puts in place of a linear layer."""
 
