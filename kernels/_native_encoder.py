@@ -26,8 +26,8 @@ from encoder_fast.kernels._native_weights import (
     address,
     matmul_precision,
     packed,
-    steps_taken,
 )
+from encoder_fast.kernels._steps import steps_taken
 
 WIDEST_INT8 = 8192
 """Numbers of a row that the engine quantises (csrc/cpu/chain.inl)."""

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from encoder_fast.kernels import _native
+from encoder_fast.kernels._steps import last_step
 
 PLAIN, HALVES_OF_HEADS, HALVES_OF_ALL = range(3)
 """Order of packed columns, `ef::Order`: as they come; halves of each head side by side, for rope;
@@ -64,33 +64,10 @@ def compute_dtype(dtype: torch.dtype) -> int:
     return DTYPES[torch.bfloat16 if matmul_precision() == "medium" else dtype]
 
 
-_STEPS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Parameter -> number of the last optimiser step that had it."""
-
-_steps_taken = 0
-
-
-def _after_step(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
-    # Fused optimisers (`AdamW(fused=True)`) write parameters without counting versions.
-    global _steps_taken
-    _steps_taken += 1
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            _STEPS[parameter] = _steps_taken
-
-
-register_optimizer_step_post_hook(_after_step)
-
-
-def steps_taken() -> int:
-    """How many optimiser steps this process has taken."""
-    return _steps_taken
-
-
 def _state(weight: Tensor, bias: Tensor | None) -> tuple:
     """What changes when the numbers do."""
     given = (weight,) if bias is None else (weight, bias)
-    return tuple((p._version, _STEPS.get(p)) for p in given)
+    return tuple((p._version, last_step(p)) for p in given)
 
 
 class _Pack:
