@@ -88,12 +88,10 @@ def build_native(built_name):
     folder = ROOT / "build" / f"native-{sys.implementation.cache_tag}"
     configure = [
         tool("cmake"), "-S", str(ROOT / "csrc"), "-B", str(folder), "-G", "Ninja",
-        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", f"-DCMAKE_CXX_COMPILER={compiler}",
         f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
         f"-DEF_VERSION={version()}", *shlex.split(os.environ.get("CMAKE_ARGS", "")),
     ]  # fmt: skip
-    if "CXX" not in os.environ:  # which CMake reads itself, and takes with options
-        configure.append(f"-DCMAKE_CXX_COMPILER={compiler}")
     try:
         run(configure)
     except BuildError:

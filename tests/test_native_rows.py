@@ -7,7 +7,7 @@ to the engine: its tiers, its threads, the edges of its vectors and what it must
 import pytest
 import torch
 from closeness import assert_as_good_as, assert_same_bits
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from op_harness import offsets
 from torch import Tensor
@@ -112,6 +112,8 @@ def test_each_tier_is_as_good_as_torch(tier, op, dtype, T, W):
 @given(data=st.data())
 def test_random_shapes(op, data):
     T, W = data.draw(st.integers(0, 90)), data.draw(st.integers(1, 140))
+    # The norm of two numbers is +-1 whatever they are: its gradient is the rounding of nothing.
+    assume(W != 2 or op not in ("embed", "add_norm"))
     tier, dtype = data.draw(st.sampled_from(TIERS)), data.draw(st.sampled_from((0, 1)))
     torch.manual_seed(T * W)
     with _native.use_tier(tier):
