@@ -9,6 +9,7 @@
 #include "bindings.h"
 #include "cpu/dispatch.h"
 #include "engine.h"
+#include "sizes.h"
 
 namespace py = pybind11;
 
@@ -16,7 +17,7 @@ namespace ef {
 namespace {
 
 Matrix rows_at(uintptr_t address, int64_t columns, int64_t stride, Dtype dtype) {
-  return {pointer<char>(address), stride * (dtype == BF16 ? 2 : 4), columns, dtype, GLOBAL};
+  return {pointer<char>(address), stride * size_of(dtype), columns, dtype, GLOBAL};
 }
 
 std::unique_ptr<Packed> pack(uintptr_t weight, int64_t N, int64_t K, int64_t n_stride, int64_t k_stride, int dtype,
@@ -30,28 +31,13 @@ std::unique_ptr<Packed> pack(uintptr_t weight, int64_t N, int64_t K, int64_t n_s
   return std::make_unique<Packed>(tier, source, unit, pointer<void>(bias), threads);
 }
 
-// x -> rows of units that the first product reads.
-Matrix take_in(Chain& chain, const Tier& tier, const Packed& first, const Matrix& x) {
-  Step copy{};
-  copy.kind = COPY, copy.in = x, copy.width = first.weight.K;
-  copy.out = chain.local(tier, first.weight.dtype, first.weight.K);
-  chain.steps.push_back(copy);
-  return copy.out;
-}
-
-Step product_of(const Packed& packed, const Matrix& in, const Matrix& out, Activation activation, StepKind kind) {
-  Step step{};
-  step.kind = kind, step.in = in, step.out = out, step.weight = packed.weight, step.activation = activation;
-  return step;
-}
-
-void linear(const Packed& packed, uintptr_t x, int64_t x_stride, int x_dtype, uintptr_t out, int64_t out_stride,
-            int out_dtype, int64_t rows, int activation, int threads) {
+void linear(const Packed& packed, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t out_stride, int dtype,
+            int64_t rows, int threads) {
   Chain chain;
   const Tier& tier = *packed.tier;
-  Matrix in = take_in(chain, tier, packed, rows_at(x, packed.weight.K, x_stride, Dtype(x_dtype)));
-  Matrix to = rows_at(out, packed.weight.N, out_stride, Dtype(out_dtype));
-  chain.steps.push_back(product_of(packed, in, to, Activation(activation), PRODUCT));
+  Matrix in = chain.take_in(tier, packed, rows_at(x, packed.weight.K, x_stride, Dtype(dtype)));
+  Matrix to = rows_at(out, packed.weight.N, out_stride, Dtype(dtype));
+  chain.steps.push_back(product(PRODUCT, in, packed, to));
   run_chain(tier, chain, rows, threads);
 }
 
@@ -59,11 +45,12 @@ void mlp(const Packed& up, const Packed& down, bool gated, int activation, uintp
          int64_t out_stride, int dtype, int64_t rows, int threads) {
   Chain chain;
   const Tier& tier = *up.tier;
-  Matrix in = take_in(chain, tier, up, rows_at(x, up.weight.K, x_stride, Dtype(dtype)));
-  Matrix inner = chain.local(tier, up.weight.dtype, down.weight.K);
-  chain.steps.push_back(product_of(up, in, inner, Activation(activation), gated ? GATED : PRODUCT));
+  Matrix in = chain.take_in(tier, up, rows_at(x, up.weight.K, x_stride, Dtype(dtype)));
+  Matrix inner = chain.input_of(tier, down);
+  chain.steps.push_back(product(gated ? GATED : PRODUCT, in, up, inner));
+  chain.steps.back().activation = Activation(activation);
   Matrix to = rows_at(out, down.weight.N, out_stride, Dtype(dtype));
-  chain.steps.push_back(product_of(down, inner, to, NONE, PRODUCT));
+  chain.steps.push_back(product(PRODUCT, inner, down, to));
   run_chain(tier, chain, rows, threads);
 }
 
@@ -134,8 +121,7 @@ void bind_engine(py::module_& m) {
            [](Packed& p, uintptr_t weight, uintptr_t bias, int threads) {
              p.fill(pointer<void>(weight), pointer<void>(bias), threads);
            },
-           release())
-      .def_property_readonly("bytes", [](const Packed& p) { return p.bytes; });
+           release());
   m.def("has_int8", [] { return current_tier().chain.int8 != 0; }, "Has the tier in use int8 products?");
   m.def("pack", &pack, release());
   m.def("linear", &linear, release());

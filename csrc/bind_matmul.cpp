@@ -8,6 +8,7 @@
 #include "cpu/dispatch.h"
 #include "engine.h"
 #include "matmul.h"
+#include "sizes.h"
 
 namespace py = pybind11;
 
@@ -25,7 +26,7 @@ Source columns_as_n(const Rows& m, Dtype dtype) {
   return {pointer<void>(m[0]), 1, m[3], m[2], m[1], dtype, PLAIN, 0, 0};
 }
 Matrix matrix_of(const Rows& m, Dtype dtype) {
-  return {pointer<char>(m[0]), m[3] * (dtype == BF16 ? 2 : 4), m[2], dtype, m[0] ? GLOBAL : ABSENT};
+  return {pointer<char>(m[0]), m[3] * size_of(dtype), m[2], dtype, m[0] ? GLOBAL : ABSENT};
 }
 
 void gradient_of_weight(const Rows& d_y, const Rows& x, int dtype, int compute, uintptr_t d_weight, uintptr_t d_bias,
@@ -35,12 +36,6 @@ void gradient_of_weight(const Rows& d_y, const Rows& x, int dtype, int compute, 
   weight_gradient(current_tier(), g, threads);
 }
 
-Step step_of(StepKind kind, const Matrix& in, const Matrix& out, int64_t width) {
-  Step step{};
-  step.kind = kind, step.in = in, step.out = out, step.width = width;
-  return step;
-}
-
 // A feed-forward block in training. `h` is the result of its up-projection.
 struct FeedForward {
   bool gated;
@@ -48,24 +43,13 @@ struct FeedForward {
   float dropout;
   uint64_t seed;
 
-  Step product(const Packed& packed, const Matrix& in, const Matrix& out) const {
-    Step step = step_of(PRODUCT, in, out, 0);
-    step.weight = packed.weight;
-    return step;
-  }
   Step active(StepKind kind, const Matrix& in, const Matrix& h, const Matrix& out, int64_t F) const {
-    Step step = step_of(kind, in, out, F);
-    step.also = h, step.activation = Activation(activation), step.gated = gated;
+    Step step = copy(in, out, F);
+    step.kind = kind, step.also = h, step.activation = Activation(activation), step.gated = gated;
     step.dropout = dropout, step.seed = seed;
     return step;
   }
 };
-
-Matrix copied(Chain& chain, const Tier& tier, const Packed& first, const Matrix& x) {
-  Matrix local = chain.local(tier, first.weight.dtype, first.weight.K);
-  chain.steps.push_back(step_of(COPY, x, local, first.weight.K));
-  return local;
-}
 
 // `h` where it is kept, else a place for the rows of one block.
 Matrix up_result(Chain& chain, const Tier& tier, const Packed& up, const Matrix& h) {
@@ -77,12 +61,12 @@ void mlp_forward(const Packed& up, const Packed& down, bool gated, int activatio
   const Tier& tier = *up.tier;
   FeedForward block{gated, activation, dropout, seed};
   Chain chain;
-  Matrix in = copied(chain, tier, up, matrix_of(x, Dtype(dtype)));
+  Matrix in = chain.take_in(tier, up, matrix_of(x, Dtype(dtype)));
   Matrix between = up_result(chain, tier, up, matrix_of(h, Dtype(dtype)));
-  chain.steps.push_back(block.product(up, in, between));
-  Matrix inner = chain.local(tier, down.weight.dtype, down.weight.K);
+  chain.steps.push_back(product(PRODUCT, in, up, between));
+  Matrix inner = chain.input_of(tier, down);
   chain.steps.push_back(block.active(ACTIVATED, between, {}, inner, down.weight.K));
-  chain.steps.push_back(block.product(down, inner, matrix_of(out, Dtype(dtype))));
+  chain.steps.push_back(product(PRODUCT, inner, down, matrix_of(out, Dtype(dtype))));
   run_chain(tier, chain, x[1], threads);
 }
 
@@ -99,16 +83,16 @@ void mlp_backward(const Packed& up, const Packed* up_turned, const Packed& down_
   Chain chain;
   Matrix between = up_result(chain, tier, up, matrix_of(h, numbers));
   if (between.place == LOCAL) {
-    Matrix in = copied(chain, tier, up, matrix_of(x, numbers));
-    chain.steps.push_back(block.product(up, in, between));
+    Matrix in = chain.take_in(tier, up, matrix_of(x, numbers));
+    chain.steps.push_back(product(PRODUCT, in, up, between));
   }
-  Matrix d_in = copied(chain, tier, down_turned, matrix_of(d_y, numbers)), d_inner = chain.local(tier, FP32, F);
-  chain.steps.push_back(block.product(down_turned, d_in, d_inner));
+  Matrix d_in = chain.take_in(tier, down_turned, matrix_of(d_y, numbers)), d_inner = chain.local(tier, FP32, F);
+  chain.steps.push_back(product(PRODUCT, d_in, down_turned, d_inner));
   if (inner[0]) chain.steps.push_back(block.active(ACTIVATED, between, {}, matrix_of(inner, numbers), F));
   Matrix local = chain.local(tier, up.weight.dtype, rows);
   chain.steps.push_back(block.active(SLOPED, d_inner, between, local, F));
-  if (d_h[0]) chain.steps.push_back(step_of(COPY, local, matrix_of(d_h, numbers), rows));
-  if (d_x[0]) chain.steps.push_back(block.product(*up_turned, local, matrix_of(d_x, numbers)));
+  if (d_h[0]) chain.steps.push_back(copy(local, matrix_of(d_h, numbers), rows));
+  if (d_x[0]) chain.steps.push_back(product(PRODUCT, local, *up_turned, matrix_of(d_x, numbers)));
   run_chain(tier, chain, d_y[1], threads);
 }
 

@@ -6,6 +6,7 @@
 
 #include "attention_items.h"
 #include "parallel.h"
+#include "sizes.h"
 
 namespace ef {
 namespace {
@@ -13,9 +14,6 @@ namespace {
 constexpr int64_t BLOCK_ROWS = 96;   // rows of a chain at a time: with a layer's activations they stay in 1 MB of cache
 constexpr int64_t SPLIT_ROWS = 64;   // below this many rows a thread, threads share columns instead of rows
 constexpr int64_t ALIGNMENT = 64;
-
-int64_t up_to(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
-int64_t size_of(Dtype dtype) { return dtype == BF16 ? 2 : 4; }
 
 bool is_product(const Step& s) { return s.weight.units != nullptr; }
 
@@ -80,12 +78,6 @@ Matrix global(const void* data, int64_t columns, int64_t stride, Dtype dtype) {
   return {static_cast<char*>(const_cast<void*>(data)), stride, columns, dtype, GLOBAL};
 }
 
-Step product(StepKind kind, const Matrix& in, const Packed& packed, const Matrix& out) {
-  Step step{};
-  step.kind = kind, step.in = in, step.out = out, step.weight = packed.weight;
-  return step;
-}
-
 // Everything of one forward that does not depend on the thread.
 struct Plan {
   const Tier& tier;
@@ -113,10 +105,7 @@ struct Plan {
     if (o_stride != e.W * size_of(unit)) std::memset(o.data, 0, o_bytes());
   }
 
-  // The rows that `packed` reads, in a place of their own.
-  Matrix input_of(Chain& chain, const Packed& packed) const {
-    return chain.local(tier, packed.weight.dtype, packed.weight.K);
-  }
+  Matrix input_of(Chain& chain, const Packed& packed) const { return chain.input_of(tier, packed); }
 
   void add_qkv(Chain& chain, const Layer& layer, const Matrix& h) const {
     bool in_pairs = layer.cos && layer.qkv->source.order == HALVES_OF_HEADS;
@@ -137,17 +126,11 @@ struct Plan {
     return step;
   }
 
-  Step copy(const Matrix& in, const Matrix& out) const {
-    Step step{};
-    step.kind = COPY, step.in = in, step.out = out, step.width = e.W;
-    return step;
-  }
-
   Chain first_chain() const {
     Chain chain;
     Matrix x = global(e.x, e.W, e.W * size_of(e.dtype), e.dtype), h = input_of(chain, *e.layers[0].qkv);
-    chain.steps.push_back(copy(x, stream));
-    chain.steps.push_back(copy(x, h));
+    chain.steps.push_back(copy(x, stream, e.W));
+    chain.steps.push_back(copy(x, h, e.W));
     add_qkv(chain, e.layers[0], h);
     return chain;
   }
@@ -160,7 +143,7 @@ struct Plan {
     Matrix h = input_of(chain, *layer.up), inner = input_of(chain, *layer.down), attended = o;
     if (layer.out->weight.dtype != unit) {
       attended = input_of(chain, *layer.out);
-      chain.steps.push_back(copy(o, attended));
+      chain.steps.push_back(copy(o, attended, e.W));
     }
     chain.steps.push_back(product(ADDED, attended, *layer.out, stream));
     chain.steps.push_back(norm(layer.attention_norm, layer.attention_norm_bias, h));
@@ -214,6 +197,28 @@ thread_local Arena scratch_arena, activation_arena;
 const float* Encoder::widened(const void* data, int64_t count, Dtype from) {
   if (!data) return nullptr;
   return kept_.emplace_back(ef::widened(data, count, from)).data();
+}
+
+Step product(StepKind kind, const Matrix& in, const Packed& packed, const Matrix& out) {
+  Step step{};
+  step.kind = kind, step.in = in, step.out = out, step.weight = packed.weight;
+  return step;
+}
+
+Step copy(const Matrix& in, const Matrix& out, int64_t width) {
+  Step step{};
+  step.kind = COPY, step.in = in, step.out = out, step.width = width;
+  return step;
+}
+
+Matrix Chain::input_of(const Tier& tier, const Packed& packed) {
+  return local(tier, packed.weight.dtype, packed.weight.K);
+}
+
+Matrix Chain::take_in(const Tier& tier, const Packed& packed, const Matrix& x) {
+  Matrix rows = input_of(tier, packed);
+  steps.push_back(copy(x, rows, packed.weight.K));
+  return rows;
 }
 
 Matrix Chain::local(const Tier& tier, Dtype unit, int64_t columns) {

@@ -15,7 +15,13 @@ struct Chain {
 
   // A LOCAL matrix of `columns` numbers, padded to what a product reads.
   Matrix local(const Tier& tier, Dtype unit, int64_t columns);
+  // The rows that `packed` reads, in a place of their own; and with a step that brings `x` there.
+  Matrix input_of(const Tier& tier, const Packed& packed);
+  Matrix take_in(const Tier& tier, const Packed& packed, const Matrix& x);
 };
+
+Step product(StepKind kind, const Matrix& in, const Packed& packed, const Matrix& out);
+Step copy(const Matrix& in, const Matrix& out, int64_t width);
 
 void run_chain(const Tier& tier, const Chain& chain, int64_t rows, int threads);
 

@@ -6,6 +6,7 @@
 
 #include "packed.h"
 #include "parallel.h"
+#include "sizes.h"
 
 namespace ef {
 namespace {
@@ -16,9 +17,6 @@ constexpr int64_t TOKENS = 2048;   // of one part of K: both operands of an item
 constexpr int64_t GROUP = 4608;    // words whose gradients are in memory at a time
 static_assert(GROUP % WORDS == 0 && WORDS % 2 == 0 && BLOCK % 16 == 0);
 
-int64_t up_to(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
-int64_t blocks(int64_t count, int64_t size) { return (count + size - 1) / size; }
-int64_t size_of(Dtype dtype) { return dtype == BF16 ? 2 : 4; }
 
 // `count` numbers along k, from number `first`.
 Source part_of(Source source, int64_t first, int64_t count) {

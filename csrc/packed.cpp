@@ -81,8 +81,7 @@ Packed::Packed(const Tier& which, const Source& from, Dtype unit, const void* bi
     : tier(&which), source(from) {
   const ChainKernels& chain = which.chain;
   int64_t row_units = chain.row_units(unit, from.K), panels = chain.panels(&from), columns = panels * 64;
-  bytes = size_t(columns) * row_units * 4;
-  units_ = large_buffer(bytes);
+  units_ = large_buffer(size_t(columns) * row_units * 4);
   if (bias) bias_ = large_buffer(columns * 4);
   if (unit == INT8) scale_ = large_buffer(columns * 4), sums_ = large_buffer(columns * 4);
   auto floats = [](const Buffer& buffer) { return reinterpret_cast<const float*>(buffer.get()); };

@@ -36,7 +36,6 @@ struct Packed {
   const Tier* tier;
   Source source;  // without its data
   Weight weight;
-  size_t bytes;
 
  private:
   Buffer units_, bias_, scale_, sums_;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "parallel.h"
+#include "sizes.h"
 
 namespace ef {
 namespace {
@@ -14,8 +15,6 @@ constexpr int64_t SMALL = 16384;     // numbers that one thread has done before 
 constexpr int64_t BLOCK = 8192;      // numbers of one item
 constexpr int64_t SUMMED_ROWS = 64;  // rows of one part of a sum over rows
 constexpr int64_t COLUMNS = 128;     // of one item of work that goes by columns
-
-int64_t blocks(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 // Stages of items on as many threads as `numbers` numbers are worth.
 template <class... Stages>

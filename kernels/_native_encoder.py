@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from encoder_fast.kernels import _native
 from encoder_fast.kernels._layout import Layout
+from encoder_fast.kernels._native_linear import needs_gradient, usable
 from encoder_fast.kernels._native_weights import (
     ACTIVATIONS,
     DTYPES,
@@ -88,12 +89,6 @@ _PREPARED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """First weight of a model -> {int8: `_Prepared`}. Weak: it lives as long as that weight."""
 
 
-def _no_gradient_wanted(x_TW: Tensor, parameters: list[Tensor]) -> bool:
-    if not torch.is_grad_enabled():
-        return True
-    return not (x_TW.requires_grad or any(p.requires_grad for p in parameters))
-
-
 def _state(
     x_TW: Tensor, layers: Sequence[LayerParameters], parameters: list[Tensor], stack: Stack
 ) -> tuple | None:
@@ -114,16 +109,6 @@ def _state(
         stack,
         kinds,
         tuple(versions),
-    )
-
-
-def _plain(parameter: Tensor, dtype: torch.dtype) -> bool:
-    # Subclasses (quantised, distributed) have layouts of their own.
-    return (
-        type(parameter) in (Tensor, torch.nn.Parameter)
-        and parameter.dtype == dtype
-        and parameter.device.type == "cpu"
-        and parameter.is_contiguous()
     )
 
 
@@ -166,10 +151,10 @@ def _prepared(
     x_TW: Tensor, layers: Sequence[LayerParameters], stack: Stack, int8: bool
 ) -> _Prepared | None:
     """Packed layers in the state that the parameters are in; None where the engine cannot serve."""
-    if not _native.serves() or type(x_TW) is not Tensor or x_TW.dtype not in DTYPES:
+    if not _native.serves():
         return None
     parameters = [p for layer in layers for p in layer.parameters()]
-    if not _no_gradient_wanted(x_TW, parameters):
+    if needs_gradient(x_TW, *parameters):
         return None
     state = _state(x_TW, layers, parameters, stack)
     if state is None:
@@ -178,7 +163,7 @@ def _prepared(
     prepared = found.get(int8)
     if prepared is not None and prepared.state == state and prepared.stack.fits():
         return prepared
-    if x_TW.device.type != "cpu" or not all(_plain(p, x_TW.dtype) for p in parameters):
+    if not (usable(x_TW, *parameters) and all(p.is_contiguous() for p in parameters)):
         return None
     if not all(_shapes_fit(layer, x_TW.shape[1], stack.gated) for layer in layers):
         return None

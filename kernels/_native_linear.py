@@ -62,10 +62,9 @@ def product(x_TW: Tensor, pack, width: int) -> Tensor:
     """`(T, W)` x a pack -> `(T, width)`."""
     x_TW = in_rows(x_TW)
     out = x_TW.new_empty(x_TW.shape[0], width)
-    dtype = DTYPES[x_TW.dtype]
     _native.C.linear(
-        pack, address(x_TW), x_TW.stride(0), dtype, address(out), width, dtype, x_TW.shape[0], 0,
-        torch.get_num_threads(),
+        pack, address(x_TW), x_TW.stride(0), address(out), width, DTYPES[x_TW.dtype],
+        x_TW.shape[0], torch.get_num_threads(),
     )  # fmt: skip
     return out
 
