@@ -56,18 +56,10 @@ struct RowsOf {
   }
 };
 
-Step product_of(const Packed& packed, const Matrix& in, const Matrix& out, Activation activation, StepKind kind) {
-  Step step{};
-  step.kind = kind, step.in = in, step.out = out, step.weight = packed.weight, step.activation = activation;
+Step activated(StepKind kind, const Matrix& in, const Packed& packed, const Matrix& out, Activation activation) {
+  Step step = product(kind, in, packed, out);
+  step.activation = activation;
   return step;
-}
-
-Matrix take_in(Chain& chain, const Tier& tier, const Packed& first, const Matrix& x) {
-  Step copy{};
-  copy.kind = COPY, copy.in = x, copy.width = first.weight.K;
-  copy.out = chain.local(tier, first.weight.dtype, first.weight.K);
-  chain.steps.push_back(copy);
-  return copy.out;
 }
 
 int64_t any_width(Random& random) {
@@ -91,18 +83,18 @@ void fuzz_chain(Random& random, const Tier& tier, int threads) {
   int64_t width = mlp ? (gated ? 2 * inner : inner) : N;
   Parameters up(random, tier, width, K, dtype, unit, gated ? HALVES_OF_ALL : PLAIN);
   Chain chain;
-  Matrix in = take_in(chain, tier, *up.packed, x.matrix);
+  Matrix in = chain.take_in(tier, *up.packed, x.matrix);
   Row want = activated_reference(linear_reference(x.values(), up.weight, up.bias, K, width), width, activation, gated);
   RowsOf out(random, dtype, rows, N);
   if (mlp) {
     Parameters down(random, tier, N, inner, dtype, tier.chain.unit_dtype(dtype), PLAIN);
     Matrix between = chain.local(tier, down.packed->weight.dtype, inner);
-    chain.steps.push_back(product_of(*up.packed, in, between, activation, gated ? GATED : PRODUCT));
-    chain.steps.push_back(product_of(*down.packed, between, out.matrix, NONE, PRODUCT));
+    chain.steps.push_back(activated(gated ? GATED : PRODUCT, in, *up.packed, between, activation));
+    chain.steps.push_back(product(PRODUCT, between, *down.packed, out.matrix));
     want = linear_reference(want, down.weight, down.bias, inner, N);
     run_chain(tier, chain, rows, threads);
   } else {
-    chain.steps.push_back(product_of(*up.packed, in, out.matrix, activation, PRODUCT));
+    chain.steps.push_back(activated(PRODUCT, in, *up.packed, out.matrix, activation));
     run_chain(tier, chain, rows, threads);
   }
   Comparison comparison;
