@@ -166,7 +166,7 @@ def packages():
 
 
 EXTRAS = {
-    "gpu": ["triton>=3.2; sys_platform == 'linux'"],
+    "gpu": ["triton>=3.6; sys_platform == 'linux'"],
     "hf": ["transformers>=4.57", "sentence-transformers>=3.3"],
     "train": ["accelerate>=1.0", "datasets>=3.0"],
     "bench": [

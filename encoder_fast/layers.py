@@ -41,10 +41,13 @@ class Attention(nn.Module):
 
     def forward(self, x_TW: Tensor, layer: LayerPlan, shared: Shared) -> Tensor:
         qkv_T3HD = self.qkv(x_TW).unflatten(-1, (3, self.heads, -1))
-        if layer.rope_theta is not None:
-            qkv_T3HD = self.ops.rope(qkv_T3HD, *shared.rope_tables[layer.rope_theta])
-        dropout_p = self.dropout if self.training else 0.0
-        o_THD, _ = self.ops.attention(qkv_T3HD, shared.attention_plan, layer.half_window, dropout_p)
+        o_THD, _ = self.ops.attention(
+            qkv_T3HD,
+            shared.attention_plan,
+            layer.half_window,
+            self.dropout if self.training else 0.0,
+            rotation=shared.rope_tables.get(layer.rope_theta),
+        )
         return self.out(o_THD.flatten(1))
 
 

@@ -9,13 +9,15 @@ To add a backend: name it in `BACKENDS` and give op files an `Implementation` un
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import partial, wraps
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from encoder_fast.kernels import _native, _native_encoder
+from encoder_fast.kernels import _native, _native_encoder, _triton
 
-BACKENDS = ("native", "torch", "reference")
+BACKENDS = ("native", "triton", "torch", "reference")
 """In order of preference for `auto`."""
 
 
@@ -54,6 +56,8 @@ class Implementation:
     why_not: Callable[[Request], str | None] = serves_always
     prepare: Callable | None = None
     """Attention only: builds what all layers of one forward share (groups, masks, tile maps)."""
+    rotates: bool = False
+    """Attention only: `run` takes `rotation` and applies it itself."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Ops:
     rope: Callable
     prepare_attention: Callable
     attention: Callable
+    """As `attention.reference`, and `rotation`: cos and sin `(T, D/2)` each, by which queries and
+    keys are turned first, or None."""
     mlp: Callable
     pool: Callable
     linear_cross_entropy: Callable
@@ -104,7 +110,7 @@ def resolve(backend: str, request: Request) -> Ops:
         raise BackendError(f"backend: got {backend!r}, allowed are {('auto', *BACKENDS)}")
     if request.device.type == "cpu" and backend in ("auto", "native"):
         _native.check(warn=backend == "auto")
-    candidates = _in_order() if backend == "auto" else (backend,)
+    candidates = _in_order(request.device) if backend == "auto" else (backend,)
     chosen, refusals = {}, []
     for op in op_tables():
         reasons = {name: why_not(op, name, request) for name in candidates}
@@ -118,28 +124,58 @@ def resolve(backend: str, request: Request) -> Ops:
     return _record(chosen, request)
 
 
-def _in_order() -> tuple[str, ...]:
+def _in_order(device: torch.device) -> tuple[str, ...]:
     """Backends in order of preference. Where the engine has no kernels for the processor's own
-    vector instructions, the libraries that torch brings are expected to be faster.
+    vector instructions, the libraries that torch brings are expected to be faster. Triton's
+    interpreter is for tests.
     """
+    left_out = set()
     if _native.C is not None and _native.tier() == "generic":
-        return tuple(name for name in BACKENDS if name != "native")
-    return BACKENDS
+        left_out.add("native")
+    if device.type == "cpu":
+        left_out.add("triton")
+    return tuple(name for name in BACKENDS if name not in left_out)
 
 
 def _record(chosen: dict[str, str], request: Request) -> Ops:
     tables = op_tables()
-    functions = {op: tables[op][name].run for op, name in chosen.items()}
-    prepare = tables["attention"][chosen["attention"]].prepare
+    functions = {op: _loaded(tables[op][name].run) for op, name in chosen.items()}
+    attention = tables["attention"][chosen["attention"]]
+    if not attention.rotates:
+        functions["attention"] = _after_rope(functions["attention"], functions["rope"])
     others = {"prepare_attention", "layers", "request", "chosen"}
     assert set(functions) == {f.name for f in fields(Ops)} - others
     return Ops(
         **functions,
-        prepare_attention=prepare,
+        prepare_attention=_loaded(attention.prepare),
         layers=_fused_layers(chosen, request),
         request=request,
         chosen=chosen,
     )
+
+
+def _loaded(function: Callable) -> Callable:
+    """The function itself, where it would be imported at the first call."""
+    return function.load() if isinstance(function, _triton.Lazy) else function
+
+
+def _after_rope(attention: Callable, rope: Callable) -> Callable:
+    """Attention that takes `rotation`, from one that does not."""
+
+    @wraps(attention)
+    def rotate_and_attend(
+        qkv_T3HD: Tensor,
+        plan: Any,
+        half: int | None,
+        dropout_p: float = 0.0,
+        with_lse: bool = False,
+        rotation: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        if rotation is not None:
+            qkv_T3HD = rope(qkv_T3HD, *rotation)
+        return attention(qkv_T3HD, plan, half, dropout_p, with_lse)
+
+    return rotate_and_attend
 
 
 def _fused_layers(chosen: dict[str, str], request: Request) -> Callable | None:

@@ -1,5 +1,6 @@
 """What every test stands on: a clean import path, no network, fixed seeds and one thread."""
 
+import importlib.util
 import os
 import sys
 from collections import Counter
@@ -19,6 +20,16 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+# Without a GPU, Triton's kernels run in its interpreter. Triton reads this when they are defined.
+INTERPRETED = importlib.util.find_spec("triton") is not None and not torch.cuda.is_available()
+if INTERPRETED:
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton_interpreter
+    import triton_memory
+
+    triton_interpreter.install()
+    triton_memory.install()
 
 from encoder_fast.demo_model import minilm_folder as find_minilm_folder  # noqa: E402
 from encoder_fast.hardware import usable_device  # noqa: E402
