@@ -114,6 +114,15 @@ def traced() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Inputs of a product: in the dtype of autocast where that is on."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [None if x is None else x.to(dtype) for x in tensors]
+
+
 _LIBRARY = torch.library.Library("encoder_fast", "FRAGMENT")
 
 

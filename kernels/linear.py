@@ -7,7 +7,7 @@ because a backend may keep the weight in a layout of its own.
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_fast.kernels import _native_linear, _onednn
+from encoder_fast.kernels import _native_linear, _onednn, _triton
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -42,4 +42,5 @@ IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_linear),
     "native": Implementation(native_linear, _native_linear.why_not),
+    "triton": Implementation(torch_linear, _triton.why_not),
 }

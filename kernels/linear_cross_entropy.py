@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_fast.kernels import _native_cross_entropy, _native_linear
+from encoder_fast.kernels import _native_cross_entropy, _native_linear, _triton
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -228,4 +228,7 @@ IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_linear_cross_entropy),
     "native": Implementation(native_linear_cross_entropy, _native_linear.why_not),
+    "triton": Implementation(
+        _triton.Lazy("_triton_cross_entropy", "linear_cross_entropy"), _triton.why_not
+    ),
 }

@@ -12,7 +12,7 @@ W F flops.
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_fast.kernels import _native_linear, _native_mlp, _onednn
+from encoder_fast.kernels import _native_linear, _native_mlp, _onednn, _triton
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.activations import activation_function
@@ -109,4 +109,5 @@ IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_mlp),
     "native": Implementation(native_mlp, _native_linear.why_not),
+    "triton": Implementation(_triton.Lazy("_triton_mlp", "mlp"), _triton.why_not),
 }
