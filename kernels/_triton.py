@@ -55,6 +55,14 @@ def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a CUDA device; 4 in the interpreter, so that persistent kernels take several tiles."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def why_not(request) -> str | None:
     """Why the kernels cannot serve a `dispatch.Request`; None if they can."""
     device = request.device

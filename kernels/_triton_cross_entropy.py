@@ -3,7 +3,6 @@ kernel that reads the scores of a chunk of rows and leaves their gradient in the
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -19,26 +18,43 @@ from encoder_fast.kernels.linear_cross_entropy import (
 LOGITS_PER_CHUNK = 64 * 2**20
 """128 MB of bf16 scores at a time: 1,332 rows of a vocabulary of 50,368, enough for the full speed
 of a product on a GPU (gpu.md's shapes reach it at about 1,000 rows). Not measured."""
+WORDS_APART = 64
 BLOCK, WARPS = 4096, 8
 """Words of a row at a time: 16 a thread, two 16-byte loads at bf16. Not measured."""
+
+
+def _padded(V: int) -> int:
+    return -(-V // WORDS_APART) * WORDS_APART
+
+
+def _scores(x_NW: Tensor, weight_VW: Tensor, bias_V: Tensor | None) -> Tensor:
+    """`F.linear`, in rows that begin at multiples of 128 bytes: a vocabulary of 30,522 would
+    otherwise be read a number at a time. What lies between the rows is undefined.
+    """
+    N, V = x_NW.shape[0], weight_VW.shape[0]
+    z_NV = x_NW.new_empty(N, _padded(V))[:, :V]
+    if bias_V is None:
+        return torch.mm(x_NW, weight_VW.t(), out=z_NV)
+    return torch.addmm(bias_V, x_NW, weight_VW.t(), out=z_NV)
 
 
 def _cross_entropy(
     z_NV: Tensor, labels_N: Tensor, smoothing: float, z_loss: float, gradient: bool
 ) -> Tensor:
+    """`z_NV` as `_scores` makes it."""
     N, V = z_NV.shape
     losses_N = z_NV.new_empty(N, dtype=torch.float32)
     if N:
         cross_entropy_kernel[(N,)](
-            z_NV, labels_N, losses_N, V, z_NV.stride(0), smoothing, z_loss,
+            z_NV, labels_N, losses_N, V, _padded(V), z_NV.stride(0), smoothing, z_loss,
             WRITES=gradient, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return losses_N
 
 
 CROSS_ENTROPY = _triton.Operator(
-    "triton_cross_entropy(Tensor(a!) z, Tensor labels, float smoothing, float z_loss, bool gradient)"
-    " -> Tensor",
+    "triton_cross_entropy(Tensor(a!) z, Tensor labels, float smoothing, float z_loss,"
+    " bool gradient) -> Tensor",
     _cross_entropy,
     lambda z, *rest: z.new_empty(z.shape[0], dtype=torch.float32),
 )
@@ -57,7 +73,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows = max(1, LOGITS_PER_CHUNK // V)
         for start in range(0, N, rows):
             x, labels = x_NW[start : start + rows], labels_N[start : start + rows]
-            d = F.linear(x, weight_VW, bias_V)
+            d = _scores(x, weight_VW, bias_V)
             loss += CROSS_ENTROPY(d, labels, smoothing, z_loss, needs_x or needs_w or needs_b).sum()
             # `d` is the gradient of the sum: of the scale of 1, which fp16 holds; it is divided
             # by the number of rows only afterwards.

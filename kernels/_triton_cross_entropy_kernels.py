@@ -5,16 +5,24 @@ import triton.language as tl
 
 
 @triton.jit
-def _log_sum_exp(Z, label, V, BLOCK: tl.constexpr):
+def _words(Z, start, V, padded, BLOCK: tl.constexpr):
+    """Scores of a block of words, -inf beyond the last. Whole vectors are loaded: `padded` is a
+    multiple of their length, and what lies beyond V is replaced.
+    """
+    word = start + tl.arange(0, BLOCK)
+    z = tl.load(Z + word, mask=word < padded, other=-float("inf")).to(tl.float32)
+    return word, tl.where(word < V, z, -float("inf"))
+
+
+@triton.jit
+def _log_sum_exp(Z, label, V, padded, BLOCK: tl.constexpr):
     """Of one row: log-sum-exp, the score of the label, and the sum of scores."""
-    lane = tl.arange(0, BLOCK)
     largest = tl.full([BLOCK], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     plain = tl.zeros([BLOCK], tl.float32)
     # Each lane keeps a running maximum of its own; they meet once, after the loop.
     for start in range(0, V, BLOCK):
-        word = start + lane
-        z = tl.load(Z + word, mask=word < V, other=-float("inf")).to(tl.float32)
+        word, z = _words(Z, start, V, padded, BLOCK)
         plain += tl.where(word < V, z, 0.0)
         higher = tl.maximum(largest, z, propagate_nan=tl.PropagateNan.ALL)
         # -inf - -inf is NaN: a lane that has seen only -inf keeps a sum of 0.
@@ -29,14 +37,14 @@ def _log_sum_exp(Z, label, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def cross_entropy_kernel(
-    Z, LABELS, LOSSES, V, z_row, smoothing, z_loss,
+    Z, LABELS, LOSSES, V, padded, z_row, smoothing, z_loss,
     WRITES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """loss = lse - (1 - s) z_label - s mean(z) + c lse^2, and dloss/dz in place of z."""
     row = tl.program_id(0).to(tl.int64)
     Z += row * z_row
     label = tl.load(LABELS + row)
-    lse, of_label, plain = _log_sum_exp(Z, label, V, BLOCK)
+    lse, of_label, plain = _log_sum_exp(Z, label, V, padded, BLOCK)
     loss = lse - (1.0 - smoothing) * of_label + z_loss * lse * lse
     loss -= tl.where(smoothing > 0, smoothing * (plain / V), 0.0)
     tl.store(LOSSES + row, loss)
@@ -45,8 +53,7 @@ def cross_entropy_kernel(
         tl.debug_barrier()
         slope = 1.0 + 2.0 * z_loss * lse
         for start in range(0, V, BLOCK):
-            word = start + tl.arange(0, BLOCK)
-            z = tl.load(Z + word, mask=word < V, other=-float("inf")).to(tl.float32)
+            word, z = _words(Z, start, V, padded, BLOCK)
             d = tl.exp(z - lse) * slope - smoothing / V
             d -= tl.where(word == label, 1.0 - smoothing, 0.0)
-            tl.store(Z + word, d.to(Z.dtype.element_ty), mask=word < V)
+            tl.store(Z + word, d.to(Z.dtype.element_ty), mask=word < padded)
