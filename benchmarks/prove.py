@@ -39,7 +39,9 @@ def problems(row: dict, shared_limit: int) -> list[str]:
         found.append(f"atomic instructions: {', '.join(atomics)}")
     if row["matrix"] and not any(counts.get(name) for name in (row["matrix"], "HMMA")):
         found.append(f"it multiplies, and has no {row['matrix']}")
-    if row["wide"] and not (counts.get("LDG.E.128") or counts.get("UTMALDG") or counts.get("LDGSTS")):
+    if row["wide"] and not (
+        counts.get("LDG.E.128") or counts.get("UTMALDG") or counts.get("LDGSTS")
+    ):
         found.append("no load of 128 bits")
     return found
 

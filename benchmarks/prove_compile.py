@@ -48,7 +48,9 @@ def _assembled(ptx: str, arch: int, folder: str) -> str:
     """What the assembler says about registers and spills."""
     source = Path(folder) / "kernel.ptx"
     source.write_text(ptx, encoding="utf-8")
-    assembler = "ptxas-blackwell" if arch >= 100 and (TOOLS / "ptxas-blackwell").exists() else "ptxas"
+    assembler = (
+        "ptxas-blackwell" if arch >= 100 and (TOOLS / "ptxas-blackwell").exists() else "ptxas"
+    )
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE).group(1)
     return _tool(assembler, "-v", "--gpu-name", target, str(source), "-o", f"{folder}/out.cubin")
 
@@ -56,7 +58,9 @@ def _assembled(ptx: str, arch: int, folder: str) -> str:
 def _count(sass: str) -> dict[str, int]:
     """Occurrences of the instructions in `COUNTED`; LDG and STG are those of other widths."""
     found = Counter()
-    for line in re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", sass, re.MULTILINE):
+    for line in re.findall(
+        r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", sass, re.MULTILINE
+    ):
         name = next((n for n in COUNTED if line == n or line.startswith(n + ".")), None)
         if line.startswith(("LDG.", "STG.")) and ".128" in line:
             name = line[:3] + ".E.128"

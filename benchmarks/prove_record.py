@@ -84,7 +84,9 @@ def _type(x: Any) -> str:
 def _recorder(arch: int, launches: list[Launched], run: Callable) -> Callable:
     def record(self, *args, grid, warmup, **named):
         names = [p.name for p in self.params]
-        given = dict(zip(names, args, strict=False)) | {k: v for k, v in named.items() if k in names}
+        given = dict(zip(names, args, strict=False)) | {
+            k: v for k, v in named.items() if k in names
+        }
         stands = [_stand_in(x) for x in args]
         options = {name: _stand_in(x) for name, x in named.items()}
         compiled = run(self, *stands, grid=grid, warmup=True, **options)
