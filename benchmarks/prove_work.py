@@ -141,7 +141,7 @@ CALLS = {
     "rope": {f"H{H}-D{D}": _rope(H, D) for H, D in ((12, 64), (16, 64), (8, 128))},
     "embed": {"bert-base": _embed(768, True, True), "modernbert-base": _embed(768, False, False)},
     "pool": {mode: _pool(768, mode) for mode in ("cls", "mean", "max")},
-    "linear_cross_entropy": {"V30522": _cross_entropy(64, 30522), "V50368": _cross_entropy(64, 50368)},
+    "linear_cross_entropy": {f"V{V}": _cross_entropy(64, V) for V in (30522, 50368)},
     "attention": {
         f"D{D}{' half' + str(half) if half else ''}{' rope' if rope else ''}"
         f"{' dropout' if p else ''}": _attention(4, D, half, rope, p)

@@ -12,7 +12,7 @@ Memory bound: reads two rows and writes two per token.
 import torch
 from torch import Tensor
 
-from encoder_fast.kernels import _native_linear, _native_rows
+from encoder_fast.kernels import _native_linear, _native_rows, _triton
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import fast_layer_norm, layer_norm, wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -67,4 +67,5 @@ IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_add_norm),
     "native": Implementation(native_add_norm, _native_linear.why_not),
+    "triton": Implementation(_triton.Lazy("_triton_add_norm", "add_norm"), _triton.why_not),
 }

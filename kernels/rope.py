@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_fast.kernels import _native_linear, _native_rows
+from encoder_fast.kernels import _native_linear, _native_rows, _triton
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -106,4 +106,5 @@ IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_rope),
     "native": Implementation(native_rope, _native_linear.why_not),
+    "triton": Implementation(_triton.Lazy("_triton_rope", "rope"), _triton.why_not),
 }

@@ -1,4 +1,4 @@
-"""mlp and linear_cross_entropy on the triton backend, beyond what test_ops says of every backend."""
+"""mlp and linear_cross_entropy on the triton backend, beyond what test_ops says of every one."""
 
 import pytest
 import torch
