@@ -12,19 +12,19 @@ from encoder_fast.kernels._triton_add_norm_kernels import (
     sum_rows_kernel,
 )
 
-FORWARD, BACKWARD = 4096, 2048
-"""Numbers of a tile: 32 and 16 for each of 128 threads; the backward holds three tiles and two sums
-of that size. Not measured: no GPU was at hand."""
+NUMBERS = 2048
+"""Of a tile: 16 for each of 128 threads. With 32 the compiler spills registers for sm_80 at fp32
+(`make prove`). Not measured: no GPU was at hand."""
 MOST_PROGRAMS = 512
 """Of the backward: each leaves one row of partial sums. About four for each multiprocessor of an
 H200, but a number of its own, so that sums have one order on every GPU."""
 
 
-def tile_of(width: int, numbers: int) -> dict:
+def tile_of(width: int) -> dict:
     """Block sizes and warps for rows of `width`."""
     block = triton.next_power_of_2(width)
-    rows = max(1, min(16, numbers // block))
-    return {"ROWS": rows, "BLOCK": block, "num_warps": 4 if rows * block <= numbers else 8}
+    rows = max(1, min(16, NUMBERS // block))
+    return {"ROWS": rows, "BLOCK": block, "num_warps": 4 if block <= NUMBERS else 8}
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def _add_norm(
     y, s, mean, rstd = _results(x, residual, wide)
     T, W = x.shape
     if x.numel():
-        tile = tile_of(W, FORWARD)
+        tile = tile_of(W)
         add_norm_kernel[(triton.cdiv(T, tile["ROWS"]),)](
             x, residual, weight, bias, y, s, mean, rstd, T, W, x.stride(0),
             0 if residual is None else residual.stride(0), eps,
@@ -89,7 +89,7 @@ def _add_norm_backward(
     T, W = s.shape
     if not s.numel():
         return dx, *(x.zero_() for x in empty)
-    tile = tile_of(W, BACKWARD)
+    tile = tile_of(W)
     tiles = triton.cdiv(T, tile["ROWS"])
     programs = min(tiles, MOST_PROGRAMS)
     parts = [

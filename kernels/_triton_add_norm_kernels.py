@@ -1,4 +1,4 @@
-"""Residual add and LayerNorm, rows in registers: forward, backward, and the last sum of gradients."""
+"""Residual add and LayerNorm, rows in registers: forward, backward, the last sum of gradients."""
 
 import triton
 import triton.language as tl
