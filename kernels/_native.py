@@ -84,6 +84,11 @@ def has_int8() -> bool:
     return C is not None and C.has_int8()
 
 
+def has_by_3() -> bool:
+    """Does the tier in use multiply fp32 numbers by three bf16 products each, on a matrix unit?"""
+    return C is not None and C.has_by_3()
+
+
 @contextlib.contextmanager
 def use_tier(name: str) -> Iterator[None]:
     """Runs the kernels of another tier, in all threads; for tests.
