@@ -46,12 +46,6 @@ inline void split_columns(const float* b, int64_t b_row, int64_t count, int64_t 
 
 // 32 numbers of a row as 16 units.
 inline U rounded_along(F x, F y) { return (U)(__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x); }
-inline F half_along(U units, int half) {
-  __m512i all = (__m512i)units;
-  __m256i part = half ? _mm512_extracti64x4_epi64(all, 1) : _mm512_castsi512_si256(all);
-  return (F)_mm512_slli_epi32(_mm512_cvtepu16_epi32(part), 16);
-}
-
 inline F lanes_before(const float* from, int64_t count) {
   __mmask16 mask = count >= L ? 0xffff : count <= 0 ? 0 : (__mmask16)((1u << count) - 1);
   return (F)_mm512_maskz_loadu_ps(mask, from);
@@ -61,9 +55,11 @@ inline void split_row(const float* a, int64_t count, SplitRows& to, int64_t row)
   U odd{};
   for (int64_t k = 0; k < up_to(count, 32); k += 32) {
     F x = lanes_before(a + k, count - k), y = lanes_before(a + k + L, count - k - L);
+    uint16_t rounded[2 * L];
     U high = rounded_along(x, y);
+    memcpy(rounded, &high, sizeof high);
     store(to.high[row] + k / 2, high);
-    store(to.low[row] + k / 2, rounded_along(x - half_along(high, 0), y - half_along(high, 1)));
+    store(to.low[row] + k / 2, rounded_along(x - wide_load(rounded), y - wide_load(rounded + L)));
     odd |= without_halves(x) | without_halves(y);
   }
   to.exact[row] = any(odd);
