@@ -206,7 +206,7 @@ torch.library.register_autograd(
 def _for_kernels(qkv_T3HD: Tensor) -> bool:
     """Are these numbers that the kernels can read, in a call that they serve?"""
     return (
-        _native.serves(autocast_is_done=True)
+        _native.serves()
         and qkv_T3HD.dtype in DTYPES
         and qkv_T3HD.device.type == "cpu"
         and qkv_T3HD.shape[-1] <= WIDEST_HEAD

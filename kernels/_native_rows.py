@@ -102,10 +102,15 @@ def can_add_norm(x_TW, residual_TW, weight_W, bias_W) -> bool:
     """Is this call one for `add_norm`? The torch form serves the others."""
     if not _ordinary(x_TW, residual_TW, weight_W, bias_W) or x_TW.ndim != 2:
         return False
-    W = x_TW.shape[1]
-    same = residual_TW is None or residual_TW.shape == x_TW.shape
-    norm = _norm_of(x_TW.dtype, W, weight_W, bias_W)
-    return same and norm and _matrices(x_TW.dtype, W, x_TW, residual_TW)
+    if residual_TW is not None and residual_TW.shape != x_TW.shape:
+        return False
+    dtype = _sum_dtype(x_TW, residual_TW)
+    return dtype in DTYPES and _norm_of(dtype, x_TW.shape[1], weight_W, bias_W)
+
+
+def _sum_dtype(x_TW: Tensor, residual_TW: Tensor | None) -> torch.dtype:
+    """Under autocast a product gives bf16 and is added to an fp32 residual."""
+    return x_TW.dtype if residual_TW is None else torch.promote_types(x_TW.dtype, residual_TW.dtype)
 
 
 def _add_norm(x_TW, residual_TW, weight_W, bias_W, eps, train):
@@ -139,6 +144,9 @@ class _AddNorm(torch.autograd.Function):
 
 def add_norm(x_TW, residual_TW, weight_W, bias_W, eps: float) -> tuple[Tensor, Tensor]:
     """As `kernels.add_norm.reference`; the sum is rounded before it is normalised."""
+    if residual_TW is not None:
+        dtype = _sum_dtype(x_TW, residual_TW)
+        x_TW, residual_TW = x_TW.to(dtype), residual_TW.to(dtype)
     if not needs_gradient(x_TW, residual_TW, weight_W, bias_W):
         return _add_norm(x_TW, residual_TW, weight_W, bias_W, eps, False)[:2]
     if residual_TW is None:

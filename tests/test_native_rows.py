@@ -226,7 +226,7 @@ class Subclass(torch.Tensor):
 
 @each_op
 def test_what_the_engine_does_not_see_goes_to_torch(op, monkeypatch):
-    """Autocast, function transforms, forward-mode gradients, subclasses, other dtypes, graphs."""
+    """Autocast to fp16, function transforms, forward-mode gradients, subclasses, other dtypes."""
 
     def refused(*_):
         raise AssertionError("the engine was called")
@@ -247,7 +247,7 @@ def test_what_the_engine_does_not_see_goes_to_torch(op, monkeypatch):
         expected = TABLES[op]["torch"].run(**leaves)
     expected = expected[0] if isinstance(expected, tuple) else expected
     assert torch.equal(of(plain.as_subclass(Subclass)), expected)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.float16):
         assert of(plain).isfinite().all()
     if op != "rope":  # its torch form has a backward of its own, without function transforms
         assert torch.func.grad(lambda x: of(x).sum())(plain).isfinite().all()
