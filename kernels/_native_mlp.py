@@ -21,11 +21,6 @@ from encoder_fast.kernels._native_weights import (
     packed,
 )
 
-KEEP_UP_PROJECTION = True
-"""Training keeps the result of the up-projection, `(T, F)` or `(T, 2F)` of each layer; False: the
-backward computes it again.
-"""
-
 
 def _infer(x_TW: Tensor, up: tuple, down: tuple, activation: str, gated: bool) -> Tensor:
     T, dtype = x_TW.shape[0], x_TW.dtype
@@ -75,10 +70,10 @@ def fits(
 
 class _Mlp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_TW, up_weight, up_bias, down_weight, down_bias, activation, gated, p):
+    def forward(ctx, x_TW, up_weight, up_bias, down_weight, down_bias, activation, gated, p, keep):
         ctx.how = activation, gated, (p, _seed() if p else 0)
         parts = (up_weight, up_bias), (down_weight, down_bias)
-        out_TW, h = _forward(x_TW, *parts, *ctx.how, KEEP_UP_PROJECTION)
+        out_TW, h = _forward(x_TW, *parts, *ctx.how, keep)
         ctx.save_for_backward(x_TW, up_weight, up_bias, down_weight, h)
         return out_TW
 
@@ -105,7 +100,7 @@ class _Mlp(torch.autograd.Function):
         up = None, None
         if d_h is not None:
             up = gradient_of_parameters(d_h, x_TW, needs_up, needs_up_bias, up_weight.dtype)
-        return dx, *up, *down, None, None, None
+        return dx, *up, *down, None, None, None, None
 
 
 def mlp(
@@ -117,12 +112,13 @@ def mlp(
     activation: str,
     gated: bool,
     dropout_p: float,
+    keep: bool,
 ) -> Tensor:
-    """As `kernels.mlp.reference`, where `_native_linear.usable` says so."""
+    """As `kernels.mlp.native_mlp`, where `_native_linear.usable` says so."""
     up_bias, down_bias_W = (None if b is None else b.contiguous() for b in (up_bias, down_bias_W))
     x_TW, up, down = in_rows(autocast(x_TW)), (up_weight, up_bias), (down_weight_WF, down_bias_W)
     if needs_gradient(x_TW, *up, *down):
-        return _Mlp.apply(x_TW, *up, *down, activation, gated, dropout_p)
+        return _Mlp.apply(x_TW, *up, *down, activation, gated, dropout_p, keep)
     if dropout_p:
         return _forward(x_TW, up, down, activation, gated, (dropout_p, _seed()), keep=False)[0]
     return _infer(x_TW, up, down, activation, gated)
