@@ -10,14 +10,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from encoder_fast.kernels import _native
-from encoder_fast.kernels._native_linear import needs_gradient
+from encoder_fast.kernels._native_linear import needs_gradient, rows
 from encoder_fast.kernels._native_weights import DTYPES, address, compute_dtype
 
 TOKENS_TOGETHER = 64
 
 
 def _strided(x: Tensor) -> tuple[int, ...]:
-    return address(x), *x.shape, *x.stride()
+    """As `rows`, of any strides: the last number is that of columns."""
+    return *rows(x), x.stride(1)
 
 
 def _padded(x_N: Tensor, filler: float) -> Tensor:

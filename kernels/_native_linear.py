@@ -15,9 +15,9 @@ from encoder_fast.kernels._native_weights import DTYPES, address, compute_dtype,
 def why_not(request) -> str | None:
     """Why the engine cannot serve a `dispatch.Request`; None if it can."""
     if request.device.type != "cpu":
-        return f"it runs on a CPU, not on {request.device.type}"
+        return f"device: got {request.device}, allowed is cpu"
     if request.dtype not in DTYPES:
-        return f"it computes in float32 and bfloat16, not in {request.dtype}"
+        return f"dtype: got {request.dtype}, allowed are {tuple(DTYPES)}"
     return _native.missing
 
 
@@ -68,7 +68,7 @@ def in_rows(x: Tensor) -> Tensor:
 
 
 def rows(x: Tensor | None) -> tuple[int, int, int, int]:
-    """What the engine knows of a matrix from `in_rows`."""
+    """What the engine knows of a matrix from `in_rows`: address, shape, distance of rows."""
     return (0, 0, 0, 0) if x is None else (address(x), *x.shape, x.stride(0))
 
 

@@ -20,6 +20,7 @@ from encoder_fast.kernels._native_weights import (
     address,
     packed,
 )
+from encoder_fast.kernels._numeric import dropout_seed
 
 
 def _infer(x_TW: Tensor, up: tuple, down: tuple, activation: str, gated: bool) -> Tensor:
@@ -31,10 +32,6 @@ def _infer(x_TW: Tensor, up: tuple, down: tuple, activation: str, gated: bool) -
         out_TW.shape[1], DTYPES[dtype], T, torch.get_num_threads(),
     )  # fmt: skip
     return out_TW
-
-
-def _seed() -> int:
-    return int(torch.randint(2**62, (), device="cpu"))
 
 
 def _forward(
@@ -71,7 +68,7 @@ def fits(
 class _Mlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_TW, up_weight, up_bias, down_weight, down_bias, activation, gated, p, keep):
-        ctx.how = activation, gated, (p, _seed() if p else 0)
+        ctx.how = activation, gated, (p, int(dropout_seed(p)))
         parts = (up_weight, up_bias), (down_weight, down_bias)
         out_TW, h = _forward(x_TW, *parts, *ctx.how, keep)
         ctx.save_for_backward(x_TW, up_weight, up_bias, down_weight, h)
@@ -120,5 +117,6 @@ def mlp(
     if needs_gradient(x_TW, *up, *down):
         return _Mlp.apply(x_TW, *up, *down, activation, gated, dropout_p, keep)
     if dropout_p:
-        return _forward(x_TW, up, down, activation, gated, (dropout_p, _seed()), keep=False)[0]
+        dropout = dropout_p, int(dropout_seed(dropout_p))
+        return _forward(x_TW, up, down, activation, gated, dropout, keep=False)[0]
     return _infer(x_TW, up, down, activation, gated)

@@ -7,7 +7,9 @@ import torch
 
 from encoder_fast.kernels import _native
 
-each_tier = pytest.mark.parametrize("tier", _native.tiers() or [None])
+TIERS = _native.tiers() or [None]
+needs_engine = pytest.mark.skipif(_native.C is None, reason=str(_native.missing))
+each_tier = pytest.mark.parametrize("tier", TIERS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 

@@ -5,6 +5,7 @@ backend and as good numbers.
 import pytest
 import torch
 from closeness import assert_as_good_as, assert_same_bits, ulps
+from native_harness import needs_engine
 from op_cases import CASES
 from test_native_encoder import WIDE, counted, each_family
 from test_ops import TABLES, as_tuple, copy_of, cotangents_like, gradients, run
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from encoder_fast.kernels import _native, _native_weights
 
-pytestmark = pytest.mark.skipif(_native.C is None, reason=str(_native.missing))
+pytestmark = needs_engine
 
 ACTIVATIONS = ("x_TW", "x_NW", "residual_TW", "qkv_T3HD")
 FORMS = {

@@ -7,14 +7,14 @@ import threading
 import pytest
 import torch
 from closeness import assert_same_bits
+from native_harness import needs_engine
 from test_native_encoder import LENGTHS, WIDE, counted, each_family, no_fused
 from tiny import inputs, our_model
 from torch import nn
 
 import encoder_fast as ef
-from encoder_fast.kernels import _native
 
-pytestmark = pytest.mark.skipif(_native.C is None, reason=str(_native.missing))
+pytestmark = needs_engine
 
 
 @torch.no_grad()
