@@ -110,13 +110,15 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_TW, weight_OW, bias_O):
         ctx.save_for_backward(x_TW, weight_OW)
+        # Packs belong to this object: a recomputing backward is given another one.
+        ctx.weight = weight_OW
         return _infer(x_TW, weight_OW, bias_O)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_TO):
-        x_TW, weight_OW = ctx.saved_tensors
-        needs_x, *needs = ctx.needs_input_grad
+        x_TW, _ = ctx.saved_tensors
+        weight_OW, (needs_x, *needs) = ctx.weight, ctx.needs_input_grad
         pack = packed(weight_OW, None, turned=True, dtype=x_TW.dtype) if needs_x else None
         dx = product(grad_TO, pack, weight_OW.shape[1]) if needs_x else None
         return dx, *gradient_of_parameters(grad_TO, x_TW, *needs, weight_OW.dtype)

@@ -72,12 +72,15 @@ class _Mlp(torch.autograd.Function):
         parts = (up_weight, up_bias), (down_weight, down_bias)
         out_TW, h = _forward(x_TW, *parts, *ctx.how, keep)
         ctx.save_for_backward(x_TW, up_weight, up_bias, down_weight, h)
+        # Packs belong to these objects: a recomputing backward is given others.
+        ctx.weights = up_weight, up_bias, down_weight
         return out_TW
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_TW):
-        x_TW, up_weight, up_bias, down_weight, h = ctx.saved_tensors
+        x_TW, *_, h = ctx.saved_tensors
+        up_weight, up_bias, down_weight = ctx.weights
         activation, gated, dropout = ctx.how
         needs_x, needs_up, needs_up_bias, needs_down, needs_down_bias, *_ = ctx.needs_input_grad
         grad_TW = in_rows(grad_TW)

@@ -13,6 +13,17 @@ each_tier = pytest.mark.parametrize("tier", TIERS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
+class Counting:
+    """The engine, counting what is called of it."""
+
+    def __init__(self, engine):
+        self.engine, self.calls = engine, {}
+
+    def __getattr__(self, name):
+        self.calls[name] = self.calls.get(name, 0) + 1
+        return getattr(self.engine, name)
+
+
 @contextlib.contextmanager
 def on(tier: str | None, threads: int = 1):
     """Runs on a tier with so many threads; skips where there is no engine."""

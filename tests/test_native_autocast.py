@@ -5,7 +5,7 @@ backend and as good numbers.
 import pytest
 import torch
 from closeness import assert_as_good_as, assert_same_bits, ulps
-from native_harness import needs_engine
+from native_harness import Counting, needs_engine
 from op_cases import CASES
 from test_native_encoder import WIDE, counted, each_family
 from test_ops import TABLES, as_tuple, copy_of, cotangents_like, gradients, run
@@ -72,17 +72,6 @@ def test_each_op_has_the_dtypes_of_torch_and_its_accuracy(op, case, form):
     for name, grad in exact_grads.items():
         floor = ulps(bf16, largest) if op == "attention" else None
         assert_as_good_as(our_grads[name], plain_grads[name], grad, 3.0, floor, f"d {name}")
-
-
-class Counting:
-    """The engine, counting what is called of it."""
-
-    def __init__(self, engine):
-        self.engine, self.calls = engine, {}
-
-    def __getattr__(self, name):
-        self.calls[name] = self.calls.get(name, 0) + 1
-        return getattr(self.engine, name)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from closeness import assert_same_bits
+from native_harness import Counting
 from op_harness import one_thread  # noqa: F401
 from test_dropout import drops
 from tiny import EVERY_HEAD, FAMILIES, batch_of, inputs, label_changes, our_model, targets
@@ -128,6 +129,34 @@ def test_less_is_kept(family, backend):
     assert per_layer["mlp"] <= per_layer[None] - inner
     # The input of a layer: of pre-norm ones the sum, and its norm.
     assert per_layer["layer"] <= 4 * 64 * (2 if family == "MB" else 1) + 8
+
+
+@pytest.mark.skipif(_native.C is None, reason=str(_native.missing))
+@each_way
+@each_family
+def test_packs_of_weights_serve_both_forwards(family, recompute, monkeypatch):
+    """They are made once, and filled anew after a step."""
+    model = build(family, "native")
+    model.recompute = recompute
+    optimiser = torch.optim.AdamW(model.parameters())
+    counting = Counting(_native.C)
+    monkeypatch.setattr(_native, "C", counting)
+    gradients(model, family)
+    assert counting.calls.pop("pack") > 0
+    for _ in range(2):
+        optimiser.step()
+        gradients(model, family)
+    assert "pack" not in counting.calls
+
+
+def test_a_weight_that_is_changed_before_its_backward_is_torchs_error():
+    model = our_model("MB", "masked_lm")
+    given = inputs("MB")
+    loss = model(**given, **targets("MB", "masked_lm", given["attention_mask"])).loss
+    with torch.no_grad():
+        model.encoder.layers[0].mlp.down.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_a_wrong_value_is_named():
