@@ -48,16 +48,19 @@ C, problem = _load()
 missing = problem and f"{problem}; {HOW_TO_GET_IT}"
 
 
-def serves(autocast_is_done: bool = False) -> bool:
-    """Is the engine here, and is this a plain eager call? Traced graphs, dispatch modes, autocast,
-    forward-mode gradients and function transforms need to see torch's own operations.
+def autocast_dtype() -> torch.dtype | None:
+    """What autocast multiplies in on a CPU; None where it is off."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
-    Args:
-        autocast_is_done: the caller has cast its inputs as autocast would.
+
+def serves() -> bool:
+    """Is the engine here, and is this a plain eager call? Traced graphs, dispatch modes, autocast
+    to other dtypes than bf16, forward-mode gradients and function transforms need to see torch's
+    own operations.
     """
     if C is None or torch.compiler.is_compiling():
         return False
-    if torch.is_autocast_enabled("cpu") and not autocast_is_done:
+    if autocast_dtype() not in (None, torch.bfloat16):
         return False
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return False

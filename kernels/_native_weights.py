@@ -140,6 +140,7 @@ def packed(
     rotated: int = 0,
     int8: bool = False,
     turned: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """The pack of a weight `(N, K)` of any strides, with its bias `(N,)` or None, of its dtype.
 
@@ -148,8 +149,9 @@ def packed(
         head, rotated: `HALVES_OF_HEADS` only: head width, and how many columns are in pairs.
         int8: one scale for each row of the weight, products in int8.
         turned: the pack of the transposed weight, for gradients of inputs.
+        dtype: of what is multiplied with it; None: its own.
     """
-    layout = order, head, rotated, INT8 if int8 else compute_dtype(weight.dtype), turned
+    layout = order, head, rotated, INT8 if int8 else compute_dtype(dtype or weight.dtype), turned
     with _LOCK:
         packs = _PACKS.get(weight)
         if packs is None:

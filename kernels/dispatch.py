@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from encoder_fast.kernels import _native, _native_encoder
 
@@ -54,6 +55,17 @@ class Implementation:
     why_not: Callable[[Request], str | None] = serves_always
     prepare: Callable | None = None
     """Attention only: builds what all layers of one forward share (groups, masks, tile maps)."""
+    recomputed: Callable | None = None
+    """mlp only: `run` that keeps nothing of the size of F for its backward; None: `recomputing`
+    makes one.
+    """
+
+
+def recomputing(run: Callable) -> Callable:
+    """`run`, keeping only its arguments for the backward, which calls it again with the same random
+    numbers and the same autocast.
+    """
+    return partial(checkpoint, run, use_reentrant=False)
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,8 @@ class Ops:
     prepare_attention: Callable
     attention: Callable
     mlp: Callable
+    mlp_recomputed: Callable
+    """`mlp`, keeping nothing of the size of F for its backward."""
     pool: Callable
     linear_cross_entropy: Callable
     layers: Callable | None
@@ -131,11 +145,13 @@ def _record(chosen: dict[str, str], request: Request) -> Ops:
     tables = op_tables()
     functions = {op: tables[op][name].run for op, name in chosen.items()}
     prepare = tables["attention"][chosen["attention"]].prepare
-    others = {"prepare_attention", "layers", "request", "chosen"}
+    recomputed = tables["mlp"][chosen["mlp"]].recomputed or recomputing(functions["mlp"])
+    others = {"prepare_attention", "mlp_recomputed", "layers", "request", "chosen"}
     assert set(functions) == {f.name for f in fields(Ops)} - others
     return Ops(
         **functions,
         prepare_attention=prepare,
+        mlp_recomputed=recomputed,
         layers=_fused_layers(chosen, request),
         request=request,
         chosen=chosen,
