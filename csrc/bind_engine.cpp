@@ -122,6 +122,8 @@ void bind_engine(py::module_& m) {
              p.fill(pointer<void>(weight), pointer<void>(bias), threads);
            },
            release());
+  m.def("has_by_3", [] { return current_tier().chain.unit_dtype(BY_3) == BY_3; },
+        "Does the tier in use multiply fp32 numbers by three bf16 products?");
   m.def("has_int8", [] { return current_tier().chain.int8 != 0; }, "Has the tier in use int8 products?");
   m.def("pack", &pack, release());
   m.def("linear", &linear, release());

@@ -51,9 +51,9 @@ struct FeedForward {
   }
 };
 
-// `h` where it is kept, else a place for the rows of one block.
+// `h` where it is kept, else a place for the rows of one block, rounded alike.
 Matrix up_result(Chain& chain, const Tier& tier, const Packed& up, const Matrix& h) {
-  return h.place == GLOBAL ? h : chain.local(tier, FP32, up.weight.N);
+  return h.place == GLOBAL ? h : chain.local(tier, h.dtype, up.weight.N);
 }
 
 void mlp_forward(const Packed& up, const Packed& down, bool gated, int activation, const Rows& x, const Rows& h,

@@ -166,7 +166,8 @@ struct Plan {
     a.token_stride = 3 * e.W, a.head_stride = e.D;
     a.o = o.data, a.o_token_stride = o_stride / size, a.o_head_stride = e.D;
     a.cu_seqlens = e.cu_seqlens, a.columns = e.columns;
-    a.B = e.B, a.H = e.H, a.D = e.D, a.half = layer.half, a.dtype = unit;
+    a.B = e.B, a.H = e.H, a.D = e.D, a.half = layer.half;
+    a.dtype = unit == BY_3 ? FP32 : unit, a.compute = unit;
     a.scale = 1.0f / std::sqrt(float(e.D));
     return a;
   }

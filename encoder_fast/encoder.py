@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from encoder_fast.batch import Batch
 from encoder_fast.config import EncoderConfig
@@ -9,7 +10,10 @@ from encoder_fast.embeddings import Embeddings, Linear, Norm, token_positions
 from encoder_fast.fused import run_fused
 from encoder_fast.kernels.dispatch import Ops
 from encoder_fast.kernels.rope import rope_tables
-from encoder_fast.layers import PostNormLayer, PreNormLayer, Shared
+from encoder_fast.layers import Mlp, PostNormLayer, PreNormLayer, Shared
+
+RECOMPUTE = (None, "mlp", "layer")
+"""What a backward computes again, for less memory: nothing, feed-forward blocks, whole layers."""
 
 
 class Encoder(nn.Module):
@@ -33,6 +37,21 @@ class Encoder(nn.Module):
             self.layers = nn.ModuleList(PostNormLayer(config, ops) for _ in count)
         W = config.hidden_size
         self.pooler = Linear(ops, W, W) if pooler else None
+        self._recompute = None
+
+    @property
+    def recompute(self) -> str | None:
+        """One of `RECOMPUTE`."""
+        return self._recompute
+
+    @recompute.setter
+    def recompute(self, value: str | None) -> None:
+        if value not in RECOMPUTE:
+            raise ValueError(f"recompute: got {value!r}, allowed are {RECOMPUTE}")
+        self._recompute = value
+        for module in self.modules():
+            if isinstance(module, Mlp):
+                module.recompute = value == "mlp"
 
     def forward(
         self, batch: Batch, keep_states: bool = False
@@ -61,9 +80,14 @@ class Encoder(nn.Module):
         run = self._run_pre_norm if c.pre_norm else self._run_post_norm
         return run(x_TW, shared, states), states
 
+    def _run_layer(self, layer: nn.Module, *arguments):
+        if self._recompute == "layer":
+            return checkpoint(layer, *arguments, use_reentrant=False)
+        return layer(*arguments)
+
     def _run_post_norm(self, x_TW: Tensor, shared: Shared, states: list[Tensor] | None) -> Tensor:
         for layer in self.config.plan:
-            x_TW = self.layers[layer.weights](x_TW, layer, shared)
+            x_TW = self._run_layer(self.layers[layer.weights], x_TW, layer, shared)
             if states is not None:
                 states.append(x_TW)
         return x_TW
@@ -72,7 +96,8 @@ class Encoder(nn.Module):
         h_TW = s_TW = x_TW
         norms = [self.layers[layer.weights].attention_norm for layer in self.config.plan[1:]]
         for layer, next_norm in zip(self.config.plan, [*norms, self.final_norm], strict=True):
-            h_TW, s_TW = self.layers[layer.weights](h_TW, s_TW, layer, shared, next_norm)
+            run = self.layers[layer.weights]
+            h_TW, s_TW = self._run_layer(run, h_TW, s_TW, layer, shared, next_norm)
             if states is not None:
                 states.append(h_TW if next_norm is self.final_norm else s_TW)
         return h_TW

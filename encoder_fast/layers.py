@@ -52,18 +52,22 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Parameters of the feed-forward op: `(T, W)` -> `(T, W)`, without the residual."""
+    """Parameters of the feed-forward op: `(T, W)` -> `(T, W)`, without the residual. With
+    `recompute`, training keeps only its input.
+    """
 
     def __init__(self, config: EncoderConfig, ops: Ops):
         super().__init__()
         self.ops, self.activation, self.gated = ops, config.activation, config.gated_mlp
         self.dropout = config.mlp_inner_dropout
+        self.recompute = False
         W, F_ = config.hidden_size, config.intermediate_size
         self.up = nn.Linear(W, 2 * F_ if self.gated else F_, bias=config.mlp_bias)
         self.down = nn.Linear(F_, W, bias=config.mlp_bias)
 
     def forward(self, x_TW: Tensor) -> Tensor:
-        return self.ops.mlp(
+        run = self.ops.mlp_recomputed if self.recompute else self.ops.mlp
+        return run(
             x_TW,
             self.up.weight,
             self.up.bias,

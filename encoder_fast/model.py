@@ -102,7 +102,8 @@ def build_head(
 
 
 class Model(nn.Module):
-    """Encoder and head. Build with `load` or `from_config`.
+    """Encoder and head. Build with `load` or `from_config`. Training takes less memory with
+    `model.recompute = "mlp"` or `"layer"`.
 
     Args:
         config: what to compute.
@@ -128,6 +129,21 @@ class Model(nn.Module):
     @property
     def ops(self) -> Ops:
         return self.encoder.ops
+
+    @property
+    def recompute(self) -> str | None:
+        """What a backward computes again instead of keeping it, with the same gradients: None
+        (nothing), "mlp" (the inner activations of feed-forward blocks) or "layer" (everything
+        between the inputs of layers). May be set at any time.
+
+        Raises:
+            ValueError: another value is set.
+        """
+        return self.encoder.recompute
+
+    @recompute.setter
+    def recompute(self, value: str | None) -> None:
+        self.encoder.recompute = value
 
     @property
     def device(self) -> torch.device:

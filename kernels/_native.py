@@ -48,16 +48,19 @@ C, problem = _load()
 missing = problem and f"{problem}; {HOW_TO_GET_IT}"
 
 
-def serves(autocast_is_done: bool = False) -> bool:
-    """Is the engine here, and is this a plain eager call? Traced graphs, dispatch modes, autocast,
-    forward-mode gradients and function transforms need to see torch's own operations.
+def autocast_dtype() -> torch.dtype | None:
+    """What autocast multiplies in on a CPU; None where it is off."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
-    Args:
-        autocast_is_done: the caller has cast its inputs as autocast would.
+
+def serves() -> bool:
+    """Is the engine here, and is this a plain eager call? Traced graphs, dispatch modes, autocast
+    to other dtypes than bf16, forward-mode gradients and function transforms need to see torch's
+    own operations.
     """
     if C is None or torch.compiler.is_compiling():
         return False
-    if torch.is_autocast_enabled("cpu") and not autocast_is_done:
+    if autocast_dtype() not in (None, torch.bfloat16):
         return False
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return False
@@ -82,6 +85,11 @@ def tier() -> str | None:
 def has_int8() -> bool:
     """Has the tier in use int8 products?"""
     return C is not None and C.has_int8()
+
+
+def has_by_3() -> bool:
+    """Does the tier in use multiply fp32 numbers by three bf16 products each, on a matrix unit?"""
+    return C is not None and C.has_by_3()
 
 
 @contextlib.contextmanager

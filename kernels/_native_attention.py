@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_fast.kernels import _grouped, _native, _traced
+from encoder_fast.kernels import _grouped, _native, _native_linear, _traced
 from encoder_fast.kernels._layout import Layout
 from encoder_fast.kernels._native_weights import DTYPES, address, compute_dtype
+from encoder_fast.kernels._numeric import dropout_seed
 
 WIDEST_HEAD = 256
 
@@ -35,13 +36,9 @@ class NativePlan:
 
 def why_not(request) -> str | None:
     """See `dispatch.Implementation`."""
-    if request.device.type != "cpu":
-        return f"device: got {request.device}, allowed is cpu"
-    if request.dtype not in DTYPES:
-        return f"dtype: got {request.dtype}, allowed are {tuple(DTYPES)}"
     if request.head_width > WIDEST_HEAD:
         return f"head width: got {request.head_width}, allowed are 1 to {WIDEST_HEAD}"
-    return _native.missing
+    return _native_linear.why_not(request)
 
 
 def prepare(
@@ -206,7 +203,7 @@ torch.library.register_autograd(
 def _for_kernels(qkv_T3HD: Tensor) -> bool:
     """Are these numbers that the kernels can read, in a call that they serve?"""
     return (
-        _native.serves(autocast_is_done=True)
+        _native.serves()
         and qkv_T3HD.dtype in DTYPES
         and qkv_T3HD.device.type == "cpu"
         and qkv_T3HD.shape[-1] <= WIDEST_HEAD
@@ -219,11 +216,9 @@ def _traced_attend(
 ) -> tuple[Tensor, Tensor | None]:
     if _native.C is None or qkv_T3HD.dtype not in DTYPES or qkv_T3HD.device.type != "cpu":
         return _traced.attend(qkv_T3HD, plan, half, dropout_p), None
-    options = {"dtype": torch.int64, "device": "cpu"}
-    seed = torch.randint(2**62, (), **options) if dropout_p else torch.zeros((), **options)
-    window = -1 if half is None else half
+    window, of_batch = -1 if half is None else half, (plan.lengths_B, plan.spans_B, plan.columns_T)
     o_THD, lse_2TH = torch.ops.encoder_fast.native_attention(
-        qkv_T3HD, plan.lengths_B, plan.spans_B, plan.columns_T, window, dropout_p, seed
+        qkv_T3HD, *of_batch, window, dropout_p, dropout_seed(dropout_p)
     )
     return o_THD, lse_2TH[0].detach() if with_lse else None
 
@@ -252,9 +247,9 @@ def native_attention(
         grouped = plan.grouped[dtype]
         lse_TH = _grouped.log_sum_exp(qkv_T3HD, grouped, half) if with_lse else None
         return _grouped.attend(qkv_T3HD, grouped, half, dropout_p), lse_TH
-    seed = int(torch.randint(2**62, (), device="cpu")) if dropout_p else 0
-    window = -1 if half is None else half
-    call = _Call(plan.cu_B1, plan.columns_T, window, dropout_p, seed, compute_dtype(qkv_T3HD.dtype))
+    window, compute = -1 if half is None else half, compute_dtype(qkv_T3HD.dtype)
+    dropout = dropout_p, int(dropout_seed(dropout_p))
+    call = _Call(plan.cu_B1, plan.columns_T, window, *dropout, compute)
     if torch.is_grad_enabled() and qkv_T3HD.requires_grad:
         o_THD, lse_2TH = _Attention.apply(qkv_T3HD, call)
     else:

@@ -104,6 +104,7 @@ def _state(
     return (
         steps_taken(),
         x_TW.dtype,
+        _native.autocast_dtype(),
         _native.tier(),
         matmul_precision(),
         stack,
@@ -124,21 +125,23 @@ def _shapes_fit(layer: LayerParameters, W: int, gated: bool) -> bool:
 
 
 def _pack(layers: Sequence[LayerParameters], stack: Stack, dtype: torch.dtype, int8: bool) -> Any:
-    """The engine's own form of the layers, an `_C.Stack`."""
-    W = layers[0].out[0].shape[0]
+    """The engine's own form of the layers, an `_C.Stack`, with products in `dtype`."""
+    first, _ = layers[0].out
+    W = first.shape[0]
     packs = _native.C.Stack(
         W, stack.heads, stack.pre_norm, stack.gated, ACTIVATIONS[stack.activation], stack.eps,
-        DTYPES[dtype],
+        DTYPES[first.dtype],
     )  # fmt: skip
+    options = {"int8": int8, "dtype": dtype}
     tables: dict[int, int] = {}
     for layer in layers:
         order = PLAIN if layer.rope is None else HALVES_OF_HEADS
         pair = (0, 0) if layer.rope is None else (W // stack.heads, 2 * W)
         weights = (
-            packed(*layer.qkv, order, *pair, int8=int8),
-            packed(*layer.out, int8=int8),
-            packed(*layer.up, HALVES_OF_ALL if stack.gated else PLAIN, int8=int8),
-            packed(*layer.down),
+            packed(*layer.qkv, order, *pair, **options),
+            packed(*layer.out, **options),
+            packed(*layer.up, HALVES_OF_ALL if stack.gated else PLAIN, **options),
+            packed(*layer.down, dtype=dtype),
         )
         places = [address(x) for x in (*layer.qkv, *layer.out, *layer.up, *layer.down)]
         norms = [address(x) for x in (*layer.attention_norm, *layer.mlp_norm)]
@@ -151,7 +154,8 @@ def _prepared(
     x_TW: Tensor, layers: Sequence[LayerParameters], stack: Stack, int8: bool
 ) -> _Prepared | None:
     """Packed layers in the state that the parameters are in; None where the engine cannot serve."""
-    if not _native.serves():
+    autocast = _native.autocast_dtype()
+    if not _native.serves() or (int8 and autocast is not None):
         return None
     parameters = [p for layer in layers for p in layer.parameters()]
     if needs_gradient(x_TW, *parameters):
@@ -167,7 +171,7 @@ def _prepared(
         return None
     if not all(_shapes_fit(layer, x_TW.shape[1], stack.gated) for layer in layers):
         return None
-    prepared = _Prepared(state, _pack(layers, stack, x_TW.dtype, int8), parameters)
+    prepared = _Prepared(state, _pack(layers, stack, autocast or x_TW.dtype, int8), parameters)
     found[int8] = prepared
     return prepared
 
@@ -181,7 +185,8 @@ def run_layers(
     int8: bool = False,
 ) -> Tensor | None:
     """Embedded tokens -> the last hidden state, `(T, W)` -> `(T, W)`; None where this call needs
-    more than the engine does (a gradient, autocast, tensors of another dtype or kind).
+    more than the engine does (a gradient, tensors of another dtype or kind). Under autocast
+    products are in its dtype, and the residual stream stays in fp32.
 
     Args:
         cu: int32 `(B+1,)`: sequence b is rows `cu[b]` to `cu[b+1]`.
@@ -191,7 +196,8 @@ def run_layers(
     prepared = _prepared(x_TW, layers, stack, int8)
     if prepared is None:
         return None
-    x_TW, cu = x_TW.contiguous(), cu.contiguous()
+    dtype, stream = x_TW.dtype, layers[0].out[0].dtype
+    x_TW, cu = x_TW.to(stream).contiguous(), cu.contiguous()
     out_TW = torch.empty_like(x_TW)
     columns_T = layout.columns_T.contiguous() if layout.lengths != layout.spans else None
     tables = {id(layer.rope): layer.rope for layer in layers if layer.rope is not None}
@@ -200,4 +206,4 @@ def run_layers(
         x_TW.shape[0], address(x_TW), address(out_TW), address(cu), len(layout.lengths),
         address(columns_T), ropes, torch.get_num_threads(),
     )  # fmt: skip
-    return out_TW
+    return out_TW.to(dtype)

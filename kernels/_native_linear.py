@@ -1,4 +1,8 @@
-"""linear on the native engine: packed weights, and gradients with fp32 sums in a fixed order."""
+"""linear on the native engine: packed weights, and gradients with fp32 sums in a fixed order.
+
+Under autocast the tokens are cast, and the parameters stay as they are: their packs are made from
+them in the dtype of the tokens, once for each state of a weight.
+"""
 
 import torch
 from torch import Tensor
@@ -11,26 +15,36 @@ from encoder_fast.kernels._native_weights import DTYPES, address, compute_dtype,
 def why_not(request) -> str | None:
     """Why the engine cannot serve a `dispatch.Request`; None if it can."""
     if request.device.type != "cpu":
-        return f"it runs on a CPU, not on {request.device.type}"
+        return f"device: got {request.device}, allowed is cpu"
     if request.dtype not in DTYPES:
-        return f"it computes in float32 and bfloat16, not in {request.dtype}"
+        return f"dtype: got {request.dtype}, allowed are {tuple(DTYPES)}"
     return _native.missing
 
 
 def usable(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Can this call run natively? Plain CPU tensors of one dtype; the torch form serves others."""
+    """Can this call run natively? Plain CPU tensors of one dtype, under autocast parameters of one
+    dtype; the torch form serves others.
+    """
     if not _native.serves() or x.ndim != 2 or x.dtype not in DTYPES or x.device.type != "cpu":
         return False
     given = [p for p in parameters if p is not None]
-    return type(x) in (Tensor, torch.nn.Parameter) and all(_plain(p, x.dtype) for p in given)
+    dtype = x.dtype if _native.autocast_dtype() is None else given[0].dtype
+    if dtype not in DTYPES or type(x) not in (Tensor, torch.nn.Parameter):
+        return False
+    return all(p.dtype == dtype and _plain(p) for p in given)
 
 
-def _plain(parameter: Tensor, dtype: torch.dtype) -> bool:
+def autocast(x: Tensor) -> Tensor:
+    """`x` in the dtype that autocast multiplies in, if it is on."""
+    dtype = _native.autocast_dtype()
+    return x if dtype is None else x.to(dtype)
+
+
+def _plain(parameter: Tensor) -> bool:
     # Subclasses (quantised, distributed) have layouts of their own; inference tensors do not count
     # their versions.
     return (
         type(parameter) in (Tensor, torch.nn.Parameter)
-        and parameter.dtype == dtype
         and parameter.device.type == "cpu"
         and parameter.numel() > 0
         and not parameter.is_inference()
@@ -54,7 +68,7 @@ def in_rows(x: Tensor) -> Tensor:
 
 
 def rows(x: Tensor | None) -> tuple[int, int, int, int]:
-    """What the engine knows of a matrix from `in_rows`."""
+    """What the engine knows of a matrix from `in_rows`: address, shape, distance of rows."""
     return (0, 0, 0, 0) if x is None else (address(x), *x.shape, x.stride(0))
 
 
@@ -70,9 +84,11 @@ def product(x_TW: Tensor, pack, width: int) -> Tensor:
 
 
 def gradient_of_parameters(
-    grad_TO: Tensor, x_TW: Tensor, weight: bool, bias: bool
+    grad_TO: Tensor, x_TW: Tensor, weight: bool, bias: bool, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the weight `(O, W)` and the bias `(O,)` of a product, those that are wanted."""
+    """Gradients of the weight `(O, W)` and the bias `(O,)` of a product, those that are wanted, in
+    the dtype of the parameters.
+    """
     if not (weight or bias):
         return None, None
     grad_TO, x_TW = in_rows(grad_TO), in_rows(x_TW)
@@ -83,28 +99,33 @@ def gradient_of_parameters(
         rows(grad_TO), rows(x_TW), DTYPES[x_TW.dtype], compute_dtype(x_TW.dtype),
         address(d_weight), address(d_bias), torch.get_num_threads(),
     )  # fmt: skip
-    return d_weight, None if d_bias is None else d_bias.to(grad_TO.dtype)
+    return tuple(None if d is None else d.to(dtype) for d in (d_weight, d_bias))
+
+
+def _infer(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tensor:
+    return product(x_TW, packed(weight_OW, bias_O, dtype=x_TW.dtype), weight_OW.shape[0])
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_TW, weight_OW, bias_O):
         ctx.save_for_backward(x_TW, weight_OW)
-        return product(x_TW, packed(weight_OW, bias_O), weight_OW.shape[0])
+        # Packs belong to this object: a recomputing backward is given another one.
+        ctx.weight = weight_OW
+        return _infer(x_TW, weight_OW, bias_O)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_TO):
-        x_TW, weight_OW = ctx.saved_tensors
-        needs_x, *needs = ctx.needs_input_grad
-        pack = packed(weight_OW, None, turned=True) if needs_x else None
+        x_TW, _ = ctx.saved_tensors
+        weight_OW, (needs_x, *needs) = ctx.weight, ctx.needs_input_grad
+        pack = packed(weight_OW, None, turned=True, dtype=x_TW.dtype) if needs_x else None
         dx = product(grad_TO, pack, weight_OW.shape[1]) if needs_x else None
-        return dx, *gradient_of_parameters(grad_TO, x_TW, *needs)
+        return dx, *gradient_of_parameters(grad_TO, x_TW, *needs, weight_OW.dtype)
 
 
 def linear(x_TW: Tensor, weight_OW: Tensor, bias_O: Tensor | None) -> Tensor:
     """As `kernels.linear.reference`, where `usable` says so."""
-    bias_O = None if bias_O is None else bias_O.contiguous()
-    if needs_gradient(x_TW, weight_OW, bias_O):
-        return _Linear.apply(x_TW, weight_OW, bias_O)
-    return product(x_TW, packed(weight_OW, bias_O), weight_OW.shape[0])
+    x_TW, bias_O = autocast(x_TW), None if bias_O is None else bias_O.contiguous()
+    run = _Linear.apply if needs_gradient(x_TW, weight_OW, bias_O) else _infer
+    return run(x_TW, weight_OW, bias_O)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from encoder_fast.kernels import _native
-from encoder_fast.kernels._native_linear import in_rows, needs_gradient
+from encoder_fast.kernels._native_linear import in_rows, needs_gradient, rows
 from encoder_fast.kernels._native_weights import DTYPES, address
 
 POOL_MODES = {"cls": 0, "mean": 1, "max": 2, "weighted": 3, "last": 4, "mean_sqrt_len": 5}
@@ -48,7 +48,8 @@ Part = tuple[Tensor, Tensor | None]
 
 
 def _strided(x_TW: Tensor | None) -> tuple[int, int]:
-    return (0, 0) if x_TW is None else (address(x_TW), x_TW.stride(0))
+    """Address and distance of rows."""
+    return rows(x_TW)[::3]
 
 
 def _normalise(
@@ -57,7 +58,7 @@ def _normalise(
     """LayerNorm of the sum of up to three parts of T rows: `(y, sum, statistics)`; the last two are
     None unless they are to be kept and needed to train.
     """
-    parts = [(in_rows(rows), index) for rows, index in parts]
+    parts = [(in_rows(matrix), index) for matrix, index in parts]
     weight_W, bias_W = weight_W.contiguous(), None if bias_W is None else bias_W.contiguous()
     like, W = parts[0][0], weight_W.shape[0]
     y_TW = like.new_empty(T, W)
@@ -65,7 +66,7 @@ def _normalise(
     # Mean and 1 / std of each row.
     statistics_2T = like.new_empty(2, T, dtype=torch.float32) if train else None
     mean, rstd = (0, 0) if statistics_2T is None else map(address, statistics_2T)
-    addends = [(*_strided(rows), address(index), rows.shape[0]) for rows, index in parts]
+    addends = [(*_strided(matrix), address(index), len(matrix)) for matrix, index in parts]
     _native.C.add_norm(
         addends, address(s_TW), address(y_TW), mean, rstd, address(weight_W), address(bias_W), T, W,
         eps, DTYPES[like.dtype], DTYPES[weight_W.dtype], torch.get_num_threads(),
@@ -102,10 +103,15 @@ def can_add_norm(x_TW, residual_TW, weight_W, bias_W) -> bool:
     """Is this call one for `add_norm`? The torch form serves the others."""
     if not _ordinary(x_TW, residual_TW, weight_W, bias_W) or x_TW.ndim != 2:
         return False
-    W = x_TW.shape[1]
-    same = residual_TW is None or residual_TW.shape == x_TW.shape
-    norm = _norm_of(x_TW.dtype, W, weight_W, bias_W)
-    return same and norm and _matrices(x_TW.dtype, W, x_TW, residual_TW)
+    if residual_TW is not None and residual_TW.shape != x_TW.shape:
+        return False
+    dtype = _sum_dtype(x_TW, residual_TW)
+    return dtype in DTYPES and _norm_of(dtype, x_TW.shape[1], weight_W, bias_W)
+
+
+def _sum_dtype(x_TW: Tensor, residual_TW: Tensor | None) -> torch.dtype:
+    """Under autocast a product gives bf16 and is added to an fp32 residual."""
+    return x_TW.dtype if residual_TW is None else torch.promote_types(x_TW.dtype, residual_TW.dtype)
 
 
 def _add_norm(x_TW, residual_TW, weight_W, bias_W, eps, train):
@@ -139,6 +145,9 @@ class _AddNorm(torch.autograd.Function):
 
 def add_norm(x_TW, residual_TW, weight_W, bias_W, eps: float) -> tuple[Tensor, Tensor]:
     """As `kernels.add_norm.reference`; the sum is rounded before it is normalised."""
+    if residual_TW is not None:
+        dtype = _sum_dtype(x_TW, residual_TW)
+        x_TW, residual_TW = x_TW.to(dtype), residual_TW.to(dtype)
     if not needs_gradient(x_TW, residual_TW, weight_W, bias_W):
         return _add_norm(x_TW, residual_TW, weight_W, bias_W, eps, False)[:2]
     if residual_TW is None:
@@ -292,10 +301,10 @@ def _gradient_of_table(d_TE: Tensor, index_T: Tensor, like: tuple, skipped: int)
     Args:
         like: the table's shape and dtype.
     """
-    (rows, E), dtype = like
-    d_table = d_TE.new_zeros(rows, E, dtype=dtype)
+    (V, E), dtype = like
+    d_table = d_TE.new_zeros(V, E, dtype=dtype)
     _native.C.gather_backward(
-        address(d_TE), address(index_T), address(d_table), len(index_T), rows, E, skipped,
+        address(d_TE), address(index_T), address(d_table), len(index_T), V, E, skipped,
         DTYPES[dtype], torch.get_num_threads(),
     )  # fmt: skip
     return d_table

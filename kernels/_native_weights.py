@@ -28,7 +28,7 @@ halves of the whole side by side, for a gate.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """`ef::Dtype` of what tensors hold."""
 
-INT8 = 2
+INT8, BY_3 = 2, 3
 
 ACTIVATIONS = {
     "gelu": 1,
@@ -60,8 +60,14 @@ def matmul_precision() -> str:
 
 
 def compute_dtype(dtype: torch.dtype) -> int:
-    """`ef::Dtype` of products: bf16 for fp32 numbers at torch's matmul precision "medium"."""
-    return DTYPES[torch.bfloat16 if matmul_precision() == "medium" else dtype]
+    """`ef::Dtype` of products. For fp32 numbers torch's matmul precision says it: "medium" is bf16,
+    "high" is three bf16 products for each, about 16 bits, where there is a matrix unit (elsewhere
+    fp32 is as fast), "highest" is fp32.
+    """
+    precision = matmul_precision() if dtype == torch.float32 else None
+    if precision == "high" and _native.has_by_3():
+        return BY_3
+    return DTYPES[torch.bfloat16 if precision == "medium" else dtype]
 
 
 def _state(weight: Tensor, bias: Tensor | None) -> tuple:
@@ -134,6 +140,7 @@ def packed(
     rotated: int = 0,
     int8: bool = False,
     turned: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """The pack of a weight `(N, K)` of any strides, with its bias `(N,)` or None, of its dtype.
 
@@ -142,8 +149,9 @@ def packed(
         head, rotated: `HALVES_OF_HEADS` only: head width, and how many columns are in pairs.
         int8: one scale for each row of the weight, products in int8.
         turned: the pack of the transposed weight, for gradients of inputs.
+        dtype: of what is multiplied with it; None: its own.
     """
-    layout = order, head, rotated, INT8 if int8 else compute_dtype(weight.dtype), turned
+    layout = order, head, rotated, INT8 if int8 else compute_dtype(dtype or weight.dtype), turned
     with _LOCK:
         packs = _PACKS.get(weight)
         if packs is None:

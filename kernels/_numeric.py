@@ -13,6 +13,12 @@ def wide(x: Tensor | None) -> Tensor | None:
     return x.float()
 
 
+def dropout_seed(dropout_p: float) -> Tensor:
+    """Of one call's dropout, int64 `()` on the CPU, from torch's generator; 0 without dropout."""
+    options = {"dtype": torch.int64, "device": "cpu"}
+    return torch.randint(2**62, (), **options) if dropout_p else torch.zeros((), **options)
+
+
 def fast_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """`F.layer_norm` in the dtype of `x`.
 

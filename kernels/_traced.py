@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from encoder_fast.kernels import _grouped
+from encoder_fast.kernels._numeric import dropout_seed
 
 _LIBRARY = torch.library.Library("encoder_fast", "DEF")
 _TAIL = (
@@ -103,9 +104,7 @@ torch.library.register_autograd("encoder_fast::attention", _differentiate, setup
 
 def attend(qkv_T3HD: Tensor, plan: TracedPlan, half: int | None, dropout_p: float) -> Tensor:
     """Attention of one layer, `(T, 3, H, D)` -> `(T, H, D)`."""
-    options = {"dtype": torch.int64, "device": "cpu"}
-    seed = torch.randint(2**62, (), **options) if dropout_p else torch.zeros((), **options)
-    window = -1 if half is None else half
+    window, of_batch = -1 if half is None else half, (plan.lengths_B, plan.spans_B, plan.columns_T)
     return torch.ops.encoder_fast.attention(
-        qkv_T3HD, plan.lengths_B, plan.spans_B, plan.columns_T, window, dropout_p, seed
+        qkv_T3HD, *of_batch, window, dropout_p, dropout_seed(dropout_p)
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from encoder_fast.kernels import _native, _native_encoder, _triton
 
@@ -58,6 +59,17 @@ class Implementation:
     """Attention only: builds what all layers of one forward share (groups, masks, tile maps)."""
     rotates: bool = False
     """Attention only: `run` takes `rotation` and applies it itself."""
+    recomputed: Callable | None = None
+    """mlp only: `run` that keeps nothing of the size of F for its backward; None: `recomputing`
+    makes one.
+    """
+
+
+def recomputing(run: Callable) -> Callable:
+    """`run`, keeping only its arguments for the backward, which calls it again with the same random
+    numbers and the same autocast.
+    """
+    return partial(checkpoint, run, use_reentrant=False)
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,8 @@ class Ops:
     """As `attention.reference`, and `rotation`: cos and sin `(T, D/2)` each, by which queries and
     keys are turned first, or None."""
     mlp: Callable
+    mlp_recomputed: Callable
+    """`mlp`, keeping nothing of the size of F for its backward."""
     pool: Callable
     linear_cross_entropy: Callable
     layers: Callable | None
@@ -110,7 +124,7 @@ def resolve(backend: str, request: Request) -> Ops:
         raise BackendError(f"backend: got {backend!r}, allowed are {('auto', *BACKENDS)}")
     if request.device.type == "cpu" and backend in ("auto", "native"):
         _native.check(warn=backend == "auto")
-    candidates = _in_order(request.device) if backend == "auto" else (backend,)
+    candidates = _in_order() if backend == "auto" else (backend,)
     chosen, refusals = {}, []
     for op in op_tables():
         reasons = {name: why_not(op, name, request) for name in candidates}
@@ -124,16 +138,14 @@ def resolve(backend: str, request: Request) -> Ops:
     return _record(chosen, request)
 
 
-def _in_order(device: torch.device) -> tuple[str, ...]:
+def _in_order() -> tuple[str, ...]:
     """Backends in order of preference. Where the engine has no kernels for the processor's own
-    vector instructions, the libraries that torch brings are expected to be faster. Triton's
-    interpreter is for tests.
+    vector instructions, the libraries that torch brings are expected to be faster. Triton's kernels
+    have not run on a GPU yet, and do not cover every op: only those who name them get them.
     """
-    left_out = set()
+    left_out = {"triton"}
     if _native.C is not None and _native.tier() == "generic":
         left_out.add("native")
-    if device.type == "cpu":
-        left_out.add("triton")
     return tuple(name for name in BACKENDS if name not in left_out)
 
 
@@ -143,11 +155,13 @@ def _record(chosen: dict[str, str], request: Request) -> Ops:
     attention = tables["attention"][chosen["attention"]]
     if not attention.rotates:
         functions["attention"] = _after_rope(functions["attention"], functions["rope"])
-    others = {"prepare_attention", "layers", "request", "chosen"}
+    recomputed = tables["mlp"][chosen["mlp"]].recomputed or recomputing(functions["mlp"])
+    others = {"prepare_attention", "mlp_recomputed", "layers", "request", "chosen"}
     assert set(functions) == {f.name for f in fields(Ops)} - others
     return Ops(
         **functions,
         prepare_attention=_loaded(attention.prepare),
+        mlp_recomputed=recomputed,
         layers=_fused_layers(chosen, request),
         request=request,
         chosen=chosen,

@@ -9,6 +9,8 @@ The first half of the rows of `U` is activated, the second half is the gate. 2 T
 W F flops.
 """
 
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from encoder_fast.kernels import _native_linear, _native_mlp, _onednn, _triton
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.activations import activation_function
-from encoder_fast.kernels.dispatch import Implementation
+from encoder_fast.kernels.dispatch import Implementation, recomputing
 
 
 def reference(
@@ -90,13 +92,19 @@ def native_mlp(
     activation: str,
     gated: bool,
     dropout_p: float = 0.0,
+    keep: bool = True,
 ) -> Tensor:
-    """As `reference`, with fp32 sums, on the native CPU engine."""
+    """As `reference`, with fp32 sums, on the native CPU engine.
+
+    Args:
+        keep: the result of the up-projection, for the backward; False: that computes it again.
+    """
     activation_function(activation)
     weights = up_weight, up_bias, down_weight_WF, down_bias_W
-    serves = _native_linear.usable(x_TW, *weights) and _native_mlp.fits(x_TW, *weights, gated)
-    run = _native_mlp.mlp if serves else torch_mlp
-    return run(x_TW, *weights, activation, gated, dropout_p)
+    how = activation, gated, dropout_p
+    if _native_linear.usable(x_TW, *weights) and _native_mlp.fits(x_TW, *weights, gated):
+        return _native_mlp.mlp(x_TW, *weights, *how, keep)
+    return (torch_mlp if keep else recomputing(torch_mlp))(x_TW, *weights, *how)
 
 
 def cost(T: int, W: int, F: int, gated: bool, itemsize: int) -> Cost:
@@ -108,6 +116,12 @@ def cost(T: int, W: int, F: int, gated: bool, itemsize: int) -> Cost:
 IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_mlp),
-    "native": Implementation(native_mlp, _native_linear.why_not),
-    "triton": Implementation(_triton.Lazy("_triton_mlp", "mlp"), _triton.why_not),
+    "native": Implementation(
+        native_mlp, _native_linear.why_not, recomputed=partial(native_mlp, keep=False)
+    ),
+    "triton": Implementation(
+        _triton.Lazy("_triton_mlp", "mlp"),
+        _triton.why_not,
+        recomputed=partial(_triton.Lazy("_triton_mlp", "mlp"), keep=False),
+    ),
 }

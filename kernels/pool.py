@@ -4,7 +4,8 @@
     weighted: sum_i i x_i / sum_i i, i = 1..L        mean_sqrt_len: sum / sqrt(L)
 
 then, if asked, the first `truncate_dim` numbers (Matryoshka) and division by the L2 norm. Sums are
-fp32. An empty sequence gives zeros, with zero gradient. Reads every token once: memory bound.
+fp32 or wider. An empty sequence gives zeros, with zero gradient. Reads every token once: memory
+bound.
 """
 
 from itertools import pairwise
@@ -17,6 +18,12 @@ from encoder_fast.kernels import _native_linear, _native_rows
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
+
+PART = 64
+"""Tokens that the torch form adds one by one: of 65,536 added so in fp32 it loses 64 times what
+`x.sum(0)` does. In parts, 768 wide, they take 39 ms, in one 311 (`segment_reduce` walks down
+columns); 256 texts of 32 tokens take 6.9 and 5.8 ms (2026-12-04, EPYC, 1 thread).
+"""
 
 MODES = ("cls", "mean", "max", "weighted", "last", "mean_sqrt_len")
 
@@ -93,16 +100,36 @@ def torch_pool(
         y_BW = _pick(x_TW, starts_B if mode == "cls" else ends_B - 1, lengths_B1)
         return _finish(y_BW, normalize, truncate_dim)
     x_TW = wide(x_TW)
+    if mode == "max":
+        y_BW = torch.segment_reduce(x_TW, "max", lengths=lengths_B1[:, 0], unsafe=True)
+        return _finish(torch.where(lengths_B1 > 0, y_BW, 0.0), normalize, truncate_dim)
     if mode == "weighted":
         rank_T = torch.arange(x_TW.shape[0], device=x_TW.device)
         first_T = torch.repeat_interleave(starts_B, lengths_B1[:, 0], output_size=x_TW.shape[0])
         x_TW = x_TW * (rank_T - first_T + 1).to(x_TW.dtype)[:, None]
-    reduce = "max" if mode == "max" else "sum"
-    y_BW = torch.segment_reduce(x_TW, reduce, lengths=lengths_B1[:, 0], unsafe=True, initial=None)
-    y_BW = torch.where(lengths_B1 > 0, y_BW, 0.0)
-    if mode != "max":
-        y_BW = y_BW / _divisor(mode, lengths_B1.clamp(min=1).to(y_BW.dtype))
-    return _finish(y_BW, normalize, truncate_dim)
+    sums_BW = _sums(x_TW, lengths_B1[:, 0])
+    y_BW = sums_BW / _divisor(mode, lengths_B1.clamp(min=1).to(sums_BW.dtype))
+    return _finish(y_BW.to(x_TW.dtype), normalize, truncate_dim)
+
+
+def _sums(x_TW: Tensor, lengths_B: Tensor) -> Tensor:
+    """The sum of each sequence, fp64 `(B, W)`: of up to `PART` tokens, then of these sums in fp64.
+
+    There are as many parts as these numbers of tokens and sequences can need, without reading
+    lengths on the host; those that are left over belong to one more sequence, and are empty.
+    """
+    (T, _), (B,) = x_TW.shape, lengths_B.shape
+    count, device = T // PART + B, x_TW.device
+    parts_B = (lengths_B + PART - 1) // PART
+    parts_B1 = torch.cat((parts_B, (count - parts_B.sum())[None]))
+    owner_P = torch.repeat_interleave(
+        torch.arange(B + 1, device=device), parts_B1, output_size=count
+    )
+    first_B1 = parts_B1.cumsum(0) - parts_B1
+    rank_P = torch.arange(count, device=device) - first_B1[owner_P]
+    left_P = F.pad(lengths_B, (0, 1))[owner_P] - PART * rank_P
+    sums_PW = torch.segment_reduce(x_TW, "sum", lengths=left_P.clamp(0, PART), unsafe=True)
+    return torch.segment_reduce(sums_PW.double(), "sum", lengths=parts_B1, unsafe=True)[:B]
 
 
 def native_pool(

@@ -2,18 +2,12 @@
 
 import math
 
-import pytest
 import torch
 from closeness import assert_as_good_as, ulps
 from op_harness import Layout
 from torch import Tensor
 
-from encoder_fast.kernels import _native, _native_attention
-
-TIERS = _native.tiers()
-needs_engine = pytest.mark.skipif(not TIERS, reason="the native engine is not installed")
-each_tier = pytest.mark.parametrize("tier", TIERS)
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+from encoder_fast.kernels import _native_attention
 
 
 def draw(T: int, H: int = 2, D: int = 8, dtype=torch.float32) -> Tensor:

@@ -7,8 +7,21 @@ import torch
 
 from encoder_fast.kernels import _native
 
-each_tier = pytest.mark.parametrize("tier", _native.tiers() or [None])
+TIERS = _native.tiers() or [None]
+needs_engine = pytest.mark.skipif(_native.C is None, reason=str(_native.missing))
+each_tier = pytest.mark.parametrize("tier", TIERS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+
+
+class Counting:
+    """The engine, counting what is called of it."""
+
+    def __init__(self, engine):
+        self.engine, self.calls = engine, {}
+
+    def __getattr__(self, name):
+        self.calls[name] = self.calls.get(name, 0) + 1
+        return getattr(self.engine, name)
 
 
 @contextlib.contextmanager

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from native_harness import each_dtype
 from op_harness import backends_of, one_thread, skip_if_refused  # noqa: F401
 
 from encoder_fast.kernels import dispatch
 
 each_backend = pytest.mark.parametrize("backend", backends_of("linear"))
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
 def same_on_both_paths(backend: str, x_TW, weight, bias) -> bool:

@@ -12,7 +12,8 @@ import torch
 from closeness import assert_same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_attention import assert_accurate, draw, each_dtype, each_tier, needs_engine, run
+from native_attention import assert_accurate, draw, run
+from native_harness import each_dtype, each_tier, needs_engine
 from op_cases import reversed_axes, wider_rows
 from op_harness import layout, layout_of, one_thread  # noqa: F401
 

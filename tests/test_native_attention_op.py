@@ -3,7 +3,8 @@
 import pytest
 import torch
 from closeness import assert_same_bits
-from native_attention import assert_accurate, draw, each_dtype, each_tier, needs_engine, run
+from native_attention import assert_accurate, draw, run
+from native_harness import each_dtype, each_tier, needs_engine
 from op_harness import layout, layout_of, one_thread  # noqa: F401
 from torch import Tensor
 

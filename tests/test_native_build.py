@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from native_harness import needs_engine
 
 from encoder_fast.kernels import _native
 
@@ -30,8 +31,6 @@ WITHOUT_ENGINE = """
 import sys
 sys.modules["encoder_fast._C"] = None
 """
-
-needs_engine = pytest.mark.skipif(_native.C is None, reason=str(_native.missing))
 
 
 def python(code: str, cwd: Path, **environment: str) -> str:

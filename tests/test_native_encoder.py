@@ -7,18 +7,18 @@ import dataclasses
 import pytest
 import torch
 from closeness import assert_as_good_as, assert_same_bits
+from native_harness import each_dtype, each_tier, needs_engine
 from tiny import FAMILIES, batch_of, exact, hf_model, inputs, our_model, padded, real_rows
 
 import encoder_fast as ef
 from encoder_fast.kernels import _native
 
-pytestmark = pytest.mark.skipif(_native.C is None, reason=str(_native.missing))
+pytestmark = needs_engine
 
 WIDE = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 200}
 """Heads of 64: rope in the epilogue of the projection. The tiny models have heads of 8."""
 LENGTHS = (1, 2, 15, 33, 40)
 each_family = pytest.mark.parametrize("family", FAMILIES)
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
 def no_fused(model):
@@ -53,7 +53,7 @@ def check(family, dtype, lengths=LENGTHS, **changes):
     assert_as_good_as(*(real_rows(x, mask) for x in (ours, plain, oracle)), factor=3.0)
 
 
-@pytest.mark.parametrize("tier", _native.tiers())
+@each_tier
 @each_dtype
 @each_family
 def test_every_family_on_every_tier(family, dtype, tier):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from closeness import assert_same_bits
-from test_native_encoder import LENGTHS, WIDE, each_dtype, each_family
+from native_harness import each_dtype
+from test_native_encoder import LENGTHS, WIDE, each_family
 from tiny import exact, inputs, our_model, real_rows
 from torch import nn
 

@@ -5,7 +5,7 @@ import torch
 from closeness import assert_as_good_as, assert_same_bits
 from native_harness import each_dtype, each_tier, leaves, on, same_in, with_gradients
 
-from encoder_fast.kernels import _native, _native_mlp, _numeric, mlp
+from encoder_fast.kernels import _native, _numeric, mlp
 from encoder_fast.kernels.activations import ACTIVATIONS
 
 each_form = pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
@@ -24,14 +24,14 @@ def all_of(run, inputs, cotangent, *how) -> dict:
     return with_gradients(run(*inputs, *how), cotangent, inputs)
 
 
-def assert_good(inputs, monkeypatch, activation, gated, reference=mlp.reference, p=0.0) -> None:
+def assert_good(inputs, monkeypatch, activation, gated, keep=True) -> None:
     cotangent = torch.randn(inputs[0].shape).to(inputs[0].dtype)
     how = activation, gated
-    ours = all_of(mlp.native_mlp, inputs, cotangent, *how, p)
-    exact = all_of(reference, same_in(torch.float64, inputs), cotangent.double(), *how)
+    ours = all_of(mlp.native_mlp, inputs, cotangent, *how, 0.0, keep)
+    exact = all_of(mlp.reference, same_in(torch.float64, inputs), cotangent.double(), *how)
     with monkeypatch.context() as patch:
         patch.setattr(mlp, "wide", lambda x: x)
-        plain = all_of(reference, same_in(inputs[0].dtype, inputs), cotangent, *how)
+        plain = all_of(mlp.reference, same_in(inputs[0].dtype, inputs), cotangent, *how)
     assert_as_good_as(ours, plain, exact, factor=3)
     assert_as_good_as(ours["result"], plain["result"], exact["result"])
 
@@ -42,10 +42,9 @@ def assert_good(inputs, monkeypatch, activation, gated, reference=mlp.reference,
 @each_mode
 @pytest.mark.parametrize("shape", [(0, 8, 8), (1, 33, 1), (17, 31, 67), (130, 65, 97)], ids=str)
 def test_result_and_gradients(tier, dtype, gated, keep, shape, monkeypatch):
-    monkeypatch.setattr(_native_mlp, "KEEP_UP_PROJECTION", keep)
     with on(tier):
         for bias in (True, False):
-            assert_good(draw(*shape, gated, bias, dtype), monkeypatch, "gelu", gated)
+            assert_good(draw(*shape, gated, bias, dtype), monkeypatch, "gelu", gated, keep)
 
 
 @each_tier
@@ -69,8 +68,7 @@ def dropped(inputs_T, inner, p, seed):
 @each_dtype
 @each_form
 @each_mode
-def test_dropout_is_the_same_mask_in_both_directions(tier, dtype, gated, keep, monkeypatch):
-    monkeypatch.setattr(_native_mlp, "KEEP_UP_PROJECTION", keep)
+def test_dropout_is_the_same_mask_in_both_directions(tier, dtype, gated, keep):
     T, inner, p = 70, 67, 0.3
     with on(tier):
         mask = dropped(T, inner, p, seed=3)
@@ -87,7 +85,7 @@ def test_dropout_is_the_same_mask_in_both_directions(tier, dtype, gated, keep, m
         torch.manual_seed(0)
         cotangent = torch.randn(inputs[0].shape).to(dtype)
         torch.manual_seed(3)
-        ours = all_of(mlp.native_mlp, inputs, cotangent, "gelu", gated, p)
+        ours = all_of(mlp.native_mlp, inputs, cotangent, "gelu", gated, p, keep)
         plain = all_of(reference, same_in(dtype, inputs), cotangent, "gelu", gated)
         exact_inputs = same_in(torch.float64, inputs)
         exact = all_of(reference, exact_inputs, cotangent.double(), "gelu", gated)

@@ -107,6 +107,17 @@ def test_C45_sums_over_8192_tokens_are_fp32(backend, mode, dtype):
 
 
 @each_backend
+@pytest.mark.parametrize("mode", ["mean", "weighted", "mean_sqrt_len"])
+@pytest.mark.parametrize("length", [1000, 8192, 65536])
+@pytest.mark.parametrize("mean", [0.0, 1.0])
+def test_sums_do_not_lose_accuracy_with_length(backend, mode, length, mean):
+    """Against fp64, by what `x.sum(0)` loses, which adds in pairs."""
+    lengths, x_TW = (length, 7), mean + torch.randn(length + 7, 64)
+    ours, plain = (pool(b, x_TW, lengths, mode) for b in (backend, "reference"))
+    assert_as_good_as(ours, plain, pool("reference", x_TW.double(), lengths, mode))
+
+
+@each_backend
 @each_mode
 def test_one_sequence_does_not_see_another(backend, mode):
     x_TW, changed = torch.randn(12, 4), None

@@ -207,6 +207,9 @@ void attention_forward(const ef::Attention* a, int32_t b, int32_t h, int64_t fir
   if (a->dtype == ef::BF16) return forward<Bf16, uint16_t>(a, b, h, first, last, scratch);
   if (a->compute == ef::BF16) return forward<Bf16, float>(a, b, h, first, last, scratch);
 #endif
+#if EF_AMX
+  if (a->compute == ef::BY_3 && a->dtype == ef::FP32) return forward<By3, float>(a, b, h, first, last, scratch);
+#endif
   if (a->dtype == ef::BF16) return forward<Fp32, uint16_t>(a, b, h, first, last, scratch);
   forward<Fp32, float>(a, b, h, first, last, scratch);
 }

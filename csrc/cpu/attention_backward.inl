@@ -225,6 +225,9 @@ void attention_backward(const ef::AttentionBackward* call, int32_t b, int32_t h,
   if (a.dtype == ef::BF16) return backward<Bf16, uint16_t>(call, b, h, scratch);
   if (a.compute == ef::BF16) return backward<Bf16, float>(call, b, h, scratch);
 #endif
+#if EF_AMX
+  if (a.compute == ef::BY_3 && a.dtype == ef::FP32) return backward<By3, float>(call, b, h, scratch);
+#endif
   if (a.dtype == ef::BF16) return backward<Fp32, uint16_t>(call, b, h, scratch);
   backward<Fp32, float>(call, b, h, scratch);
 }

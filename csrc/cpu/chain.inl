@@ -219,6 +219,9 @@ void run_step(const ef::Step* step, const ef::Block* block) {
 #if EF_VNNI
       if (step->weight.dtype == ef::INT8) return product_step<Int8>(*step, b);
 #endif
+#if EF_AMX
+      if (step->weight.dtype == ef::BY_3) return product_step<By3>(*step, b);
+#endif
       return product_step<Fp32>(*step, b);
   }
 }
@@ -228,6 +231,10 @@ void run_step(const ef::Step* step, const ef::Block* block) {
 ef::Dtype unit_dtype(ef::Dtype numbers) {
 #if EF_BF16_DOT
   if (numbers == ef::BF16) return ef::BF16;
+#endif
+#if EF_AMX
+  // Only tiles: vdpbf16ps is twice as fast as fp32 sums, so three of it would lose.
+  if (numbers == ef::BY_3) return ef::BY_3;
 #endif
   (void)numbers;
   return ef::FP32;

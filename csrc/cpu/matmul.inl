@@ -151,6 +151,9 @@ void multiply_rows(const ef::Multiply* m, int64_t first, int64_t last, int64_t p
 #if EF_BF16_DOT
   if (m->unit == ef::BF16) return multiply_as<Bf16>(*m, first, last, panel, panel_end);
 #endif
+#if EF_AMX
+  if (m->unit == ef::BY_3) return multiply_as<By3>(*m, first, last, panel, panel_end);
+#endif
   multiply_as<Fp32>(*m, first, last, panel, panel_end);
 }
 
@@ -182,6 +185,9 @@ void score_panel(const ef::Vocabulary& v, int64_t first, int64_t words, int64_t 
 void score(const ef::Vocabulary& v, int64_t first, int64_t words, int64_t panel, WordTile& tile, const void* rows) {
 #if EF_BF16_DOT
   if (v.unit == ef::BF16) return score_panel<Bf16>(v, first, words, panel, tile, rows);
+#endif
+#if EF_AMX
+  if (v.unit == ef::BY_3) return score_panel<By3>(v, first, words, panel, tile, rows);
 #endif
   score_panel<Fp32>(v, first, words, panel, tile, rows);
 }

@@ -57,6 +57,7 @@ void pack_panel(typename T::unit* to, const From* from, int64_t k_stride, int64_
                 int64_t row_units, const int64_t* columns) {
   typedef typename NumberOf<T>::type Number;
   Number* out = (Number*)to;
+  if (row_units == 0) return;  // no tokens: there may be no memory either
   memset(to, 0, row_units * PANEL * sizeof *to);
   for (int64_t group = 0; group < PANEL; group += L) {
     int64_t start = columns[group], packed = 0;

@@ -22,23 +22,27 @@ inline float divisor(ef::PoolMode mode, int64_t length) {
   return mode == ef::POOL_MEAN_SQRT_LEN ? sqrt(n) : n;
 }
 
-constexpr int64_t PART = 64;  // rows that are added before their sum joins that of the others: fewer roundings
+// Sums of so many numbers join that of the others, at two levels: few roundings meet a large sum.
+constexpr int64_t PART = 64, PARTS = 64 * PART;
 
 template <class Number>
 void pool_sum(const ef::Pool& p, int64_t b, int64_t first, int64_t last) {
   Span span = span_of(p, b);
   float all = divisor(p.mode, span.last - span.first);
   each_group(first, last, [&](int64_t column, auto n, auto V) {
-    F sums[V] = {};
+    F sums[V] = {}, parts[V] = {};
     for (int64_t start = span.first; start < span.last; start += PART) {
+      if ((start - span.first) % PARTS == 0)
+        for (int v = 0; v < V; v++) sums[v] += parts[v], parts[v] = F{};
       F part[V] = {};
       int64_t end = start + PART < span.last ? start + PART : span.last;
       for (int64_t t = start; t < end; t++) {
         float share = p.mode == ef::POOL_WEIGHTED ? t - span.first + 1 : 1;
         for (int v = 0; v < V; v++) part[v] += take((const Number*)p.x + t * p.stride + column + v * L, n) * share;
       }
-      for (int v = 0; v < V; v++) sums[v] += part[v];
+      for (int v = 0; v < V; v++) parts[v] += part[v];
     }
+    for (int v = 0; v < V; v++) sums[v] += parts[v];
     for (int v = 0; v < V; v++)
       give(p.y + b * p.W + column + v * L, n, span.first == span.last ? F{} : sums[v] / all);
   });

@@ -139,9 +139,12 @@ inline __attribute__((always_inline)) void tiles_of_columns(const typename T::un
   if (r < rows) tile<T, 1, V>(a, a_row, b, b_row, units, r, column, each, ahead);
 }
 
+template <class T>
+constexpr bool SPLITS = false;
 #if EF_AMX
 }  // namespace
 #include "tile_amx.h"
+#include "tile_by_3.h"
 namespace {
 #else
 template <class T>
@@ -153,6 +156,7 @@ template <class T, class Each>
 inline void product(const typename T::unit* a, int64_t a_row, const typename T::unit* b, int64_t b_row, int64_t rows,
                     int64_t width, int64_t units, Each each, Ahead ahead = {}) {
 #if EF_AMX
+  if constexpr (SPLITS<T>) return product_by_3(a, a_row, b, b_row, rows, width, units, each);
   if constexpr (HAS_TILES<T>) return product_in_tiles<T>(a, a_row, b, b_row, rows, width, units, each, ahead);
 #endif
   int64_t column = 0;

@@ -6,7 +6,8 @@
 
 namespace ef {
 
-enum Dtype : int32_t { FP32 = 0, BF16 = 1, INT8 = 2 };
+// BY_3 is for products only: fp32 numbers, in memory as FP32, multiplied by three bf16 products each, on tiles.
+enum Dtype : int32_t { FP32 = 0, BF16 = 1, INT8 = 2, BY_3 = 3 };
 
 // ------------------------------------------------------------------------------------------- attention
 
@@ -26,7 +27,7 @@ struct Attention {
   float dropout;  // share of probabilities dropped
   uint64_t seed;
   Dtype dtype;    // of q, k, v and o
-  Dtype compute;  // BF16: multiply fp32 numbers in bf16, where the tier can
+  Dtype compute;  // BF16, BY_3: how to multiply fp32 numbers, where the tier can
 };
 
 // Gradients of the same call; `forward.o` and `forward.lse` are its results. d_q, d_k, d_v have the dtype and one set

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpu/types.h"
+#include "reference.h"
 
 namespace ef::test {
 
@@ -73,6 +74,31 @@ inline Numbers normal_numbers(Random& random, Dtype dtype, int64_t count, double
   return numbers;
 }
 
+// A matrix, sometimes with room between its rows.
+struct RowsOf {
+  Numbers numbers;
+  Matrix matrix;
+  int64_t rows, stride;
+
+  RowsOf(Random& random, Dtype dtype, int64_t rows, int64_t columns)
+      : RowsOf(dtype, rows, columns, columns + random.one_of<int64_t>({0, 0, 3})) {}
+  RowsOf(Dtype dtype, int64_t rows, int64_t columns, int64_t stride)
+      : numbers(dtype, rows == 0 ? 0 : (rows - 1) * stride + columns),
+        matrix{static_cast<char*>(numbers.data()), stride * (dtype == BF16 ? 2 : 4), columns, dtype, GLOBAL},
+        rows(rows), stride(stride) {}
+
+  void fill(Random& random) {
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = 0; i < matrix.columns; i++) numbers.set(row * stride + i, random.normal());
+  }
+  Row values() const {
+    Row all;
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = 0; i < matrix.columns; i++) all.push_back(numbers.at(row * stride + i));
+    return all;
+  }
+};
+
 // Scratch full of NaN, of exactly this size.
 struct Scratch {
   explicit Scratch(size_t bytes) {
@@ -105,5 +131,8 @@ class Comparison {
 void fuzz_attention(Random& random, const Tier& tier, int threads);
 void fuzz_chain(Random& random, const Tier& tier, int threads);
 void fuzz_encoder(Random& random, const Tier& tier, int threads);
+void fuzz_matmul(Random& random, const Tier& tier, int threads);
+void fuzz_packs(Random& random, const Tier& tier, int threads);
+void fuzz_rows(Random& random, const Tier& tier, int threads);
 
 }  // namespace ef::test

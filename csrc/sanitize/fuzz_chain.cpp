@@ -32,30 +32,6 @@ struct Parameters {
   }
 };
 
-struct RowsOf {
-  Numbers numbers;
-  Matrix matrix;
-  int64_t rows, stride;
-
-  RowsOf(Random& random, Dtype dtype, int64_t rows, int64_t columns)
-      : RowsOf(dtype, rows, columns, columns + random.one_of<int64_t>({0, 0, 3})) {}
-  RowsOf(Dtype dtype, int64_t rows, int64_t columns, int64_t stride)
-      : numbers(dtype, rows == 0 ? 0 : (rows - 1) * stride + columns),
-        matrix{static_cast<char*>(numbers.data()), stride * (dtype == BF16 ? 2 : 4), columns, dtype, GLOBAL},
-        rows(rows), stride(stride) {}
-
-  void fill(Random& random) {
-    for (int64_t row = 0; row < rows; row++)
-      for (int64_t i = 0; i < matrix.columns; i++) numbers.set(row * stride + i, random.normal());
-  }
-  Row values() const {
-    Row all;
-    for (int64_t row = 0; row < rows; row++)
-      for (int64_t i = 0; i < matrix.columns; i++) all.push_back(numbers.at(row * stride + i));
-    return all;
-  }
-};
-
 Step activated(StepKind kind, const Matrix& in, const Packed& packed, const Matrix& out, Activation activation) {
   Step step = product(kind, in, packed, out);
   step.activation = activation;
@@ -71,7 +47,8 @@ int64_t any_width(Random& random) {
 void fuzz_chain(Random& random, const Tier& tier, int threads) {
   Dtype dtype = random.one_of({FP32, BF16});
   bool int8 = tier.chain.int8 && random.chance(0.25), gated = random.chance(0.5), mlp = random.chance(0.6);
-  Dtype unit = int8 ? INT8 : tier.chain.unit_dtype(dtype);
+  Dtype compute = dtype == FP32 && random.chance(0.3) ? BY_3 : dtype;
+  Dtype unit = int8 ? INT8 : tier.chain.unit_dtype(compute);
   int64_t rows = random.one_of<int64_t>({0, 1, 2, 5, 6, 7, 16, 31, 32, 33, 97, 130, 300});
   if (std::string(tier.name) == "amx_emulated") rows = std::min<int64_t>(rows, 40);
   int64_t K = any_width(random), inner = any_width(random), N = any_width(random);
@@ -87,7 +64,7 @@ void fuzz_chain(Random& random, const Tier& tier, int threads) {
   Row want = activated_reference(linear_reference(x.values(), up.weight, up.bias, K, width), width, activation, gated);
   RowsOf out(random, dtype, rows, N);
   if (mlp) {
-    Parameters down(random, tier, N, inner, dtype, tier.chain.unit_dtype(dtype), PLAIN);
+    Parameters down(random, tier, N, inner, dtype, tier.chain.unit_dtype(compute), PLAIN);
     Matrix between = chain.local(tier, down.packed->weight.dtype, inner);
     chain.steps.push_back(activated(gated ? GATED : PRODUCT, in, *up.packed, between, activation));
     chain.steps.push_back(product(PRODUCT, between, *down.packed, out.matrix));
@@ -100,7 +77,7 @@ void fuzz_chain(Random& random, const Tier& tier, int threads) {
   Comparison comparison;
   Row got = out.values();
   for (size_t i = 0; i < want.size(); i++) comparison.see(got[i], want[i]);
-  comparison.require(mlp ? "mlp" : "linear", int8 ? 5e-2 : dtype == BF16 ? 1.5e-2 : 1e-5);
+  comparison.require(mlp ? "mlp" : "linear", int8 ? 5e-2 : dtype == BF16 ? 1.5e-2 : compute == BY_3 ? 5e-5 : 1e-5);
 }
 
 }  // namespace ef::test

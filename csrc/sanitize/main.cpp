@@ -13,7 +13,8 @@ struct Kind {
   const char* name;
   void (*run)(Random&, const Tier&, int threads);
 };
-constexpr Kind KINDS[] = {{"attention", fuzz_attention}, {"chain", fuzz_chain}, {"encoder", fuzz_encoder}};
+constexpr Kind KINDS[] = {{"attention", fuzz_attention}, {"chain", fuzz_chain}, {"encoder", fuzz_encoder},
+                          {"matmul", fuzz_matmul},       {"packs", fuzz_packs}, {"rows", fuzz_rows}};
 constexpr int THREADS = 4;  // more than cores, so that threads meet in many orders
 
 // Also on two threads at once, as two Python threads that use one model.

@@ -16,6 +16,9 @@ add_executable(ef_sanitize
   sanitize/fuzz_attention.cpp
   sanitize/fuzz_chain.cpp
   sanitize/fuzz_encoder.cpp
+  sanitize/fuzz_matmul.cpp
+  sanitize/fuzz_packs.cpp
+  sanitize/fuzz_rows.cpp
   sanitize/main.cpp
   sanitize/openmp.cpp
   sanitize/reference.cpp)
