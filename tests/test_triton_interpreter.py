@@ -86,6 +86,7 @@ def test_clean_kernels_pass():
     ids=["load beyond the end", "two writers", "reads what another wrote", "lanes disagree"],
 )
 def test_faults_are_found(launch, what):
-    x, y = torch.randn(200), torch.zeros(200)
+    # Far apart: a step beyond one must not end in the other.
+    x, _between, y = torch.randn(200), torch.empty(2**20), torch.zeros(200)
     with pytest.raises(Exception, match=what):
         launch(x, y)
