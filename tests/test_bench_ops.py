@@ -108,6 +108,8 @@ def test_costs_are_those_of_the_op_files():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_right_answers_pass(subject, shape, dtype):
     for passes in PASSES:
+        if reason := subject.why_not(shape, dtype, "cpu", passes):
+            pytest.skip(f"{shape.op} on {subject.name}: {reason}")
         wanted = op_check.expected(shape, dtype, "cpu", passes == PASSES[1])
         ours = subject.answer(op_check.arguments(shape, dtype, "cpu"), wanted)
         assert op_check.fault(shape.op, ours, wanted) is None
