@@ -23,7 +23,8 @@ struct Changing {
     for (int64_t i = 0; i < N; i++) bias.set(i, random.normal());
     if (packed->fits(weight.data(), bias.data())) throw std::runtime_error("a pack fits numbers that all changed");
     packed->fill(weight.data(), bias.data(), threads);
-    if (!packed->fits(weight.data(), bias.data())) throw std::runtime_error("a pack does not fit what it was filled with");
+    bool fits = packed->fits(weight.data(), bias.data());
+    if (!fits) throw std::runtime_error("a pack does not fit what it was filled with");
   }
 
   void check(Random& random, const Tier& tier, Dtype dtype, double allowed, int threads) const {

@@ -8,7 +8,9 @@ namespace {
 double tolerance(Dtype dtype) { return dtype == BF16 ? 2e-2 : 2e-5; }
 
 int64_t any_rows(Random& random) { return random.one_of<int64_t>({0, 1, 2, 3, 17, 63, 64, 65, 130, 400}); }
-int64_t any_columns(Random& random) { return random.one_of<int64_t>({3, 4, 15, 16, 17, 33, 64, 65, 127, 128, 130, 300}); }
+int64_t any_columns(Random& random) {
+  return random.one_of<int64_t>({3, 4, 15, 16, 17, 33, 64, 65, 127, 128, 130, 300});
+}
 
 void compare(const char* what, const Row& got, const Row& want, double allowed) {
   Comparison comparison;
@@ -140,7 +142,8 @@ void rope_case(Random& random, const Tier& tier, int threads) {
 // ---------------------------------------------------------------------------------------------- tables
 
 void table_case(Random& random, const Tier& tier, int threads) {
-  int64_t T = any_rows(random), W = any_columns(random), rows = random.whole(1, 12), skipped = random.whole(-1, rows - 1);
+  int64_t T = any_rows(random), W = any_columns(random), rows = random.whole(1, 12);
+  int64_t skipped = random.whole(-1, rows - 1);
   Dtype dtype = random.one_of({FP32, BF16});
   Numbers d = normal_numbers(random, dtype, T * W), table(dtype, rows * W);
   std::vector<int64_t> index;
@@ -194,7 +197,8 @@ struct PoolCase {
       for (int64_t c = 0; c < W; c++) mode == POOL_MAX ? largest(values, d, b, c) : sum(values, d, b, c);
   }
   void add_lengths(Random& random) {
-    for (int64_t b = 0; b < B; b++) cu.push_back(cu.back() + int32_t(random.one_of<int64_t>({0, 1, 2, 63, 64, 65, 150})));
+    for (int64_t b = 0; b < B; b++)
+      cu.push_back(cu.back() + int32_t(random.one_of<int64_t>({0, 1, 2, 63, 64, 65, 150})));
     T = cu.back();
   }
   void sum(const Row& values, const Row& d, int64_t b, int64_t c) {
