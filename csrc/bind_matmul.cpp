@@ -6,8 +6,8 @@
 
 #include "bindings.h"
 #include "cpu/dispatch.h"
-#include "engine.h"
 #include "matmul.h"
+#include "mlp.h"
 #include "sizes.h"
 
 namespace py = pybind11;
@@ -36,64 +36,22 @@ void gradient_of_weight(const Rows& d_y, const Rows& x, int dtype, int compute, 
   weight_gradient(current_tier(), g, threads);
 }
 
-// A feed-forward block in training. `h` is the result of its up-projection.
-struct FeedForward {
-  bool gated;
-  int activation;
-  float dropout;
-  uint64_t seed;
-
-  Step active(StepKind kind, const Matrix& in, const Matrix& h, const Matrix& out, int64_t F) const {
-    Step step = copy(in, out, F);
-    step.kind = kind, step.also = h, step.activation = Activation(activation), step.gated = gated;
-    step.dropout = dropout, step.seed = seed;
-    return step;
-  }
-};
-
-// `h` where it is kept, else a place for the rows of one block, rounded alike.
-Matrix up_result(Chain& chain, const Tier& tier, const Packed& up, const Matrix& h) {
-  return h.place == GLOBAL ? h : chain.local(tier, h.dtype, up.weight.N);
+// `h` is the result of the up-projection: rows without an address are not kept.
+void train_forward(const Packed& up, const Packed& down, bool gated, int activation, const Rows& x, const Rows& h,
+                   const Rows& out, int dtype, float dropout, uint64_t seed, int threads) {
+  FeedForward block{gated, Activation(activation), Dtype(dtype), dropout, seed};
+  auto at = [&](const Rows& m) { return matrix_of(m, block.dtype); };
+  mlp_forward(block, up, down, at(x), at(h), at(out), x[1], threads);
 }
 
-void mlp_forward(const Packed& up, const Packed& down, bool gated, int activation, const Rows& x, const Rows& h,
-                 const Rows& out, int dtype, float dropout, uint64_t seed, int threads) {
-  const Tier& tier = *up.tier;
-  FeedForward block{gated, activation, dropout, seed};
-  Chain chain;
-  Matrix in = chain.take_in(tier, up, matrix_of(x, Dtype(dtype)));
-  Matrix between = up_result(chain, tier, up, matrix_of(h, Dtype(dtype)));
-  chain.steps.push_back(product(PRODUCT, in, up, between));
-  Matrix inner = chain.input_of(tier, down);
-  chain.steps.push_back(block.active(ACTIVATED, between, {}, inner, down.weight.K));
-  chain.steps.push_back(product(PRODUCT, inner, down, matrix_of(out, Dtype(dtype))));
-  run_chain(tier, chain, x[1], threads);
-}
-
-// `d_h` is the gradient of the up-projection's result, `inner` what the down-projection read: the gradients of the
-// weights are made from them. `up_turned`, `down_turned`: packs of the transposed weights. Rows without an address are
-// not wanted; without `h` it is computed again.
-void mlp_backward(const Packed& up, const Packed* up_turned, const Packed& down_turned, bool gated, int activation,
-                  const Rows& x, const Rows& h, const Rows& d_y, const Rows& d_h, const Rows& inner, const Rows& d_x,
-                  int dtype, float dropout, uint64_t seed, int threads) {
-  const Tier& tier = *up.tier;
-  FeedForward block{gated, activation, dropout, seed};
-  Dtype numbers = Dtype(dtype);
-  int64_t F = down_turned.weight.N, rows = up.weight.N;
-  Chain chain;
-  Matrix between = up_result(chain, tier, up, matrix_of(h, numbers));
-  if (between.place == LOCAL) {
-    Matrix in = chain.take_in(tier, up, matrix_of(x, numbers));
-    chain.steps.push_back(product(PRODUCT, in, up, between));
-  }
-  Matrix d_in = chain.take_in(tier, down_turned, matrix_of(d_y, numbers)), d_inner = chain.local(tier, FP32, F);
-  chain.steps.push_back(product(PRODUCT, d_in, down_turned, d_inner));
-  if (inner[0]) chain.steps.push_back(block.active(ACTIVATED, between, {}, matrix_of(inner, numbers), F));
-  Matrix local = chain.local(tier, up.weight.dtype, rows);
-  chain.steps.push_back(block.active(SLOPED, d_inner, between, local, F));
-  if (d_h[0]) chain.steps.push_back(copy(local, matrix_of(d_h, numbers), rows));
-  if (d_x[0]) chain.steps.push_back(product(PRODUCT, local, *up_turned, matrix_of(d_x, numbers)));
-  run_chain(tier, chain, d_y[1], threads);
+// An `MlpGradient`: rows without an address are not wanted.
+void train_backward(const Packed& up, const Packed* up_turned, const Packed& down_turned, bool gated, int activation,
+                    const Rows& x, const Rows& h, const Rows& d_y, const Rows& d_h, const Rows& inner, const Rows& d_x,
+                    int dtype, float dropout, uint64_t seed, int threads) {
+  FeedForward block{gated, Activation(activation), Dtype(dtype), dropout, seed};
+  auto at = [&](const Rows& m) { return matrix_of(m, block.dtype); };
+  MlpGradient g{&up, up_turned, &down_turned, at(x), at(h), at(d_y), at(d_h), at(inner), at(d_x)};
+  mlp_backward(block, g, d_y[1], threads);
 }
 
 VocabularyLoss loss_of(const Strided& weight, uintptr_t bias, const Strided& x, uintptr_t labels, uintptr_t kept,
@@ -123,8 +81,8 @@ void gradients_of_words(const Strided& weight, uintptr_t bias, const Strided& x,
 void bind_matmul(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   m.def("gradient_of_weight", &gradient_of_weight, release());
-  m.def("mlp_forward", &mlp_forward, release());
-  m.def("mlp_backward", &mlp_backward, release());
+  m.def("mlp_forward", &train_forward, release());
+  m.def("mlp_backward", &train_backward, release());
   m.def("scores_of_words", &scores_of_words, release());
   m.def("gradients_of_words", &gradients_of_words, release());
 }

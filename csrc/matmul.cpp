@@ -149,7 +149,7 @@ struct Tokens {
     Dtype unit = tier.chain.unit_dtype(loss.compute);
     v.weight = loss.weight, v.bias = loss.bias, v.tokens = count, v.unit = unit;
     v.units = tier.chain.row_units(unit, loss.x.K);
-    v.labels = loss.labels + first, v.kept = loss.kept;
+    v.labels = loss.labels + first, v.kept = loss.kept ? loss.kept + first * loss.weight.N : nullptr;
     padded = up_to(count, PANEL);
   }
   void place(Slices& memory) { v.x = memory.take(padded * v.units * 4); }

@@ -17,7 +17,7 @@ struct VocabularyLoss {
   Source weight, x;  // words and tokens are n
   const float* bias;
   const int64_t* labels;  // arrays by token are padded to a multiple of 64
-  float* kept;
+  float* kept;  // of the forward for the backward, V for each padded token; or null
   Dtype compute;
 };
 // Log-sum-exp, sum of the scores and score of the label of each token.

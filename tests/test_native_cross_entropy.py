@@ -55,9 +55,10 @@ def test_result_and_gradients(tier, dtype, kept, shape, monkeypatch):
 
 
 @each_dtype
+@pytest.mark.parametrize("kept", [0, 2**23], ids=["recomputed", "kept"])
 @pytest.mark.parametrize("shape", [(40, 9300, 33), (4200, 300, 17)], ids=str)
-def test_several_groups_of_words_and_of_tokens(dtype, shape, monkeypatch):
-    monkeypatch.setattr(linear_cross_entropy, "LOGITS_PER_CHUNK", 0)
+def test_several_groups_of_words_and_of_tokens(dtype, kept, shape, monkeypatch):
+    monkeypatch.setattr(linear_cross_entropy, "LOGITS_PER_CHUNK", kept)
     with on(BEST, threads=2):
         assert_good(*draw(*shape, dtype))
 

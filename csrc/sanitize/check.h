@@ -97,6 +97,12 @@ struct RowsOf {
       for (int64_t i = 0; i < matrix.columns; i++) all.push_back(numbers.at(row * stride + i));
     return all;
   }
+  // For a matrix that was written: nobody may have touched what lies between its rows.
+  void require_gaps(const std::string& what) const {
+    for (int64_t i = 0; i < numbers.count; i++)
+      if (i % stride >= matrix.columns && numbers.at(i) == numbers.at(i))
+        throw std::runtime_error(what + ": written between two rows");
+  }
 };
 
 // Scratch full of NaN, of exactly this size.
@@ -132,6 +138,7 @@ void fuzz_attention(Random& random, const Tier& tier, int threads);
 void fuzz_chain(Random& random, const Tier& tier, int threads);
 void fuzz_encoder(Random& random, const Tier& tier, int threads);
 void fuzz_matmul(Random& random, const Tier& tier, int threads);
+void fuzz_mlp(Random& random, const Tier& tier, int threads);
 void fuzz_packs(Random& random, const Tier& tier, int threads);
 void fuzz_rows(Random& random, const Tier& tier, int threads);
 

@@ -1,4 +1,6 @@
 // Whole encoders of one to three layers: pre- and post-norm, gated or not, rope, windows, any number of threads.
+#include <thread>
+
 #include "check.h"
 #include "engine.h"
 #include "reference.h"
@@ -143,6 +145,35 @@ struct Model {
   }
 };
 
+// Two threads run the model on inputs of their own, while a third one packs and fills another weight.
+void share_model(Random& random, const Tier& tier, const Model& model, const Numbers& want, const Row& input,
+                 int threads) {
+  uint64_t seed = random.engine();
+  std::string failures[2];
+  auto run = [&](int i) {
+    for (int turn = 0; turn < 2; turn++) {
+      Numbers x(model.dtype, want.count), out(model.dtype, want.count);
+      for (int64_t k = 0; k < x.count; k++) x.set(k, input[k]);
+      run_encoder(tier, model.encoder(x, out), 1 + (threads + i) % 4);
+      for (int64_t k = 0; k < x.count; k++)
+        if (out.at(k) != want.at(k)) failures[i] = "encoder: other bits beside another thread";
+    }
+  };
+  std::thread second(run, 1), third([&] {
+    Random own{std::mt19937_64(seed)};
+    Weights other(own, tier, 3 * model.W, model.W, model.dtype, PLAIN, 0, 0);
+    for (int turn = 0; turn < 3; turn++) {
+      Numbers weight = normal_numbers(own, model.dtype, 3 * model.W * model.W);
+      Numbers bias = normal_numbers(own, model.dtype, int64_t(other.bias.size()));
+      other.packed->fill(weight.data(), bias.data(), 2);
+    }
+  });
+  run(0);
+  second.join(), third.join();
+  for (const std::string& failure : failures)
+    if (!failure.empty()) throw std::runtime_error(failure);
+}
+
 }  // namespace
 
 void fuzz_encoder(Random& random, const Tier& tier, int threads) {
@@ -156,6 +187,7 @@ void fuzz_encoder(Random& random, const Tier& tier, int threads) {
   for (int64_t i = 0; i < x.count; i++) comparison.see(out.at(i), want[i]);
   // Two channels make a norm as steep as a step: no tolerance says anything there.
   if (model.W >= 8) comparison.require("encoder", model.dtype == BF16 ? 0.1 : 1e-4);
+  if (random.chance(0.3)) share_model(random, tier, model, out, input, threads);
 }
 
 }  // namespace ef::test

@@ -9,7 +9,7 @@ double tolerance(Dtype dtype) { return dtype == BF16 ? 2e-2 : 2e-5; }
 
 int64_t any_rows(Random& random) { return random.one_of<int64_t>({0, 1, 2, 3, 17, 63, 64, 65, 130, 400}); }
 int64_t any_columns(Random& random) {
-  return random.one_of<int64_t>({3, 4, 15, 16, 17, 33, 64, 65, 127, 128, 130, 300});
+  return random.one_of<int64_t>({1, 2, 3, 4, 15, 16, 17, 33, 64, 65, 127, 128, 130, 300});
 }
 
 void compare(const char* what, const Row& got, const Row& want, double allowed) {
@@ -21,6 +21,20 @@ Row values_of(const Numbers& numbers) {
   Row all;
   for (int64_t i = 0; i < numbers.count; i++) all.push_back(numbers.at(i));
   return all;
+}
+// Where less was wanted, or other threads ran.
+void same(const char* what, const Numbers& got, const Numbers& want) {
+  for (int64_t i = 0; i < want.count; i++)
+    if (got.at(i) != want.at(i)) throw std::runtime_error(std::string(what) + ": other bits");
+}
+template <class Error, class Body>
+void refused(const char* what, Body body) {
+  try {
+    body();
+  } catch (const Error&) {
+    return;
+  }
+  throw std::runtime_error(std::string(what) + " was taken");
 }
 
 // ---------------------------------------------------------------------------------------------- norms
@@ -46,7 +60,7 @@ struct NormCase {
     }
   }
 
-  void run(const Tier& tier, int threads) {
+  Norm call() {
     Norm norm{};
     norm.count = int64_t(matrices.size());
     for (int64_t i = 0; i < norm.count; i++) {
@@ -57,7 +71,7 @@ struct NormCase {
     norm.s = s.data(), norm.y = y.data(), norm.mean = static_cast<float*>(mean.data());
     norm.rstd = static_cast<float*>(rstd.data()), norm.weight = weight.data(), norm.bias = bias.data();
     norm.W = W, norm.eps = 1e-5f, norm.dtype = dtype, norm.parameters = parameters;
-    norm_forward(tier, norm, T, threads);
+    return norm;
   }
 
   Row sums() const {
@@ -90,27 +104,63 @@ void norm_gradients(const Row& s, const Row& d_y, const Row& d_s, const Row& wei
   }
 }
 
+void refuse_index(Random& random, const Tier& tier, NormCase& p) {
+  for (size_t i = 0; i < p.indices.size(); i++) {
+    if (p.indices[i].empty()) continue;
+    int64_t &index = p.indices[i][random.whole(0, p.T - 1)], was = index;
+    index = random.one_of<int64_t>({-1, p.matrices[i].rows, INT64_MIN, INT64_MAX});
+    refused<std::out_of_range>("an index beyond its table", [&] { norm_forward(tier, p.call(), p.T, 1); });
+    index = was;
+  }
+}
+
+struct NormGradients {
+  Numbers x, weight, bias;
+  explicit NormGradients(const NormCase& p)
+      : x(p.dtype, p.T * p.W), weight(p.parameters, p.W), bias(p.parameters, p.W) {}
+};
+
+void norm_backward_case(Random& random, const Tier& tier, NormCase& p, const Row& sums, int threads) {
+  RowsOf s(random, p.dtype, p.T, p.W), d_y(random, p.dtype, p.T, p.W), d_s(random, p.dtype, p.T, p.W);
+  d_y.fill(random), d_s.fill(random);
+  for (int64_t i = 0; i < p.T * p.W; i++) s.numbers.set(i / p.W * s.stride + i % p.W, sums[i]);
+  bool adds = random.chance(0.5);
+  NormGradients all(p), some(p);
+  NormBackward b{};
+  b.d_y = d_y.matrix.data, b.d_s = adds ? d_s.matrix.data : nullptr, b.s = s.matrix.data;
+  b.d_y_stride = d_y.stride, b.d_s_stride = d_s.stride, b.s_stride = s.stride;
+  b.mean = static_cast<float*>(p.mean.data()), b.rstd = static_cast<float*>(p.rstd.data());
+  b.weight = p.weight.data(), b.d_x = all.x.data(), b.W = p.W, b.dtype = p.dtype, b.parameters = p.parameters;
+  norm_backward(tier, b, p.T, all.weight.data(), all.bias.data(), threads);
+  Row weight = values_of(p.weight), zeros(p.T * p.W, 0), d_x, d_weight, d_bias;
+  norm_gradients(sums, d_y.values(), adds ? d_s.values() : zeros, weight, p.T, p.W, d_x, d_weight, d_bias);
+  double allowed = p.dtype == BF16 ? 5e-2 : 2e-4;
+  compare("norm d_x", values_of(all.x), d_x, allowed);
+  compare("norm d_weight", values_of(all.weight), d_weight, allowed);
+  compare("norm d_bias", values_of(all.bias), d_bias, allowed);
+
+  bool x = random.chance(0.5), w = random.chance(0.5), bias = random.chance(0.5);
+  b.d_x = x ? some.x.data() : nullptr;
+  norm_backward(tier, b, p.T, w ? some.weight.data() : nullptr, bias ? some.bias.data() : nullptr, 1);
+  if (x) same("norm d_x alone", some.x, all.x);
+  if (w) same("norm d_weight alone", some.weight, all.weight);
+  if (bias) same("norm d_bias alone", some.bias, all.bias);
+}
+
 void norm_case(Random& random, const Tier& tier, int threads) {
   NormCase p(random);
-  p.run(tier, threads);
-  Row s = values_of(p.s), weight = values_of(p.weight), zeros(p.T * p.W, 0), d_x, d_weight, d_bias;
+  norm_forward(tier, p.call(), p.T, threads);
+  refuse_index(random, tier, p);
+  Row s = values_of(p.s), weight = values_of(p.weight);
   compare("norm s", s, p.sums(), tolerance(p.dtype));
   compare("norm y", values_of(p.y), norm_reference(s, weight, values_of(p.bias), 1e-5), tolerance(p.dtype));
-  RowsOf d_y(random, p.dtype, p.T, p.W), d_s(random, p.dtype, p.T, p.W);
-  d_y.fill(random), d_s.fill(random);
-  bool adds = random.chance(0.5);
-  Numbers out(p.dtype, p.T * p.W), out_weight(p.parameters, p.W), out_bias(p.parameters, p.W);
-  NormBackward b{};
-  b.d_y = d_y.matrix.data, b.d_s = adds ? d_s.matrix.data : nullptr, b.s = p.s.data();
-  b.d_y_stride = d_y.stride, b.d_s_stride = d_s.stride, b.s_stride = p.W;
-  b.mean = static_cast<float*>(p.mean.data()), b.rstd = static_cast<float*>(p.rstd.data());
-  b.weight = p.weight.data(), b.d_x = out.data(), b.W = p.W, b.dtype = p.dtype, b.parameters = p.parameters;
-  norm_backward(tier, b, p.T, out_weight.data(), out_bias.data(), threads);
-  norm_gradients(s, d_y.values(), adds ? d_s.values() : zeros, weight, p.T, p.W, d_x, d_weight, d_bias);
-  double allowed = p.dtype == BF16 ? 5e-2 : 2e-4;
-  compare("norm d_x", values_of(out), d_x, allowed);
-  compare("norm d_weight", values_of(out_weight), d_weight, allowed);
-  compare("norm d_bias", values_of(out_bias), d_bias, allowed);
+  // In inference, nothing is left for a backward.
+  Numbers y(p.dtype, p.T * p.W);
+  Norm lean = p.call();
+  lean.s = nullptr, lean.mean = lean.rstd = nullptr, lean.y = y.data();
+  norm_forward(tier, lean, p.T, 1);
+  same("norm y alone", y, p.y);
+  norm_backward_case(random, tier, p, s, threads);
 }
 
 // ---------------------------------------------------------------------------------------------- rope
@@ -142,7 +192,8 @@ void rope_case(Random& random, const Tier& tier, int threads) {
 // ---------------------------------------------------------------------------------------------- tables
 
 void table_case(Random& random, const Tier& tier, int threads) {
-  int64_t T = any_rows(random), W = any_columns(random), rows = random.whole(1, 12);
+  int64_t T = any_rows(random), W = random.chance(0.2) ? TABLE_COLUMNS + 5 : any_columns(random);
+  int64_t rows = random.whole(1, 12);
   int64_t skipped = random.whole(-1, rows - 1);
   Dtype dtype = random.one_of({FP32, BF16});
   Numbers d = normal_numbers(random, dtype, T * W), table(dtype, rows * W);
@@ -197,9 +248,12 @@ struct PoolCase {
       for (int64_t c = 0; c < W; c++) mode == POOL_MAX ? largest(values, d, b, c) : sum(values, d, b, c);
   }
   void add_lengths(Random& random) {
+    cu[0] = random.one_of({0, 0, 3});  // tokens before the first and after the last sequence belong to none
+    // 4096 tokens are one sum of sums.
+    int64_t longest = W < 20 && random.chance(0.3) ? 4200 : 150;
     for (int64_t b = 0; b < B; b++)
-      cu.push_back(cu.back() + int32_t(random.one_of<int64_t>({0, 1, 2, 63, 64, 65, 150})));
-    T = cu.back();
+      cu.push_back(cu.back() + int32_t(random.one_of<int64_t>({0, 1, 2, 63, 64, 65, longest})));
+    T = cu.back() + random.one_of<int64_t>({0, 0, 2});
   }
   void sum(const Row& values, const Row& d, int64_t b, int64_t c) {
     for (int64_t t = cu[b]; t < cu[b + 1]; t++) {
@@ -224,6 +278,12 @@ void pool_case(Random& random, const Tier& tier, int threads) {
   for (int64_t i = 0; i < d_x.count; i++) d_x.set(i, 0);
   Pool pool{p.x.matrix.data, p.x.stride, p.W, p.cu.data(), p.mode, dtype, static_cast<float*>(y.data()),
             reinterpret_cast<float*>(p.d_y.matrix.data), p.d_y.stride, d_x.data()};
+  std::vector<int32_t> wrong = p.cu;
+  wrong[random.whole(0, p.B)] = random.one_of<int32_t>({-1, int32_t(p.T) + 1, INT32_MIN});
+  Pool beyond = pool;
+  beyond.cu_seqlens = wrong.data();
+  refused<std::invalid_argument>("an offset beyond the tokens", [&] { pool_forward(tier, beyond, p.B, p.T, 1); });
+  refused<std::invalid_argument>("an offset beyond the tokens", [&] { pool_backward(tier, beyond, p.B, p.T, 1); });
   pool_forward(tier, pool, p.B, p.T, threads);
   compare("pool", values_of(y), p.y, 2e-5);
   pool_backward(tier, pool, p.B, p.T, threads);

@@ -14,7 +14,8 @@ struct Kind {
   void (*run)(Random&, const Tier&, int threads);
 };
 constexpr Kind KINDS[] = {{"attention", fuzz_attention}, {"chain", fuzz_chain}, {"encoder", fuzz_encoder},
-                          {"matmul", fuzz_matmul},       {"packs", fuzz_packs}, {"rows", fuzz_rows}};
+                          {"matmul", fuzz_matmul},       {"mlp", fuzz_mlp},     {"packs", fuzz_packs},
+                          {"rows", fuzz_rows}};
 constexpr int THREADS = 4;  // more than cores, so that threads meet in many orders
 
 // Also on two threads at once, as two Python threads that use one model.

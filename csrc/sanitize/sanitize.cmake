@@ -17,6 +17,7 @@ add_executable(ef_sanitize
   sanitize/fuzz_chain.cpp
   sanitize/fuzz_encoder.cpp
   sanitize/fuzz_matmul.cpp
+  sanitize/fuzz_mlp.cpp
   sanitize/fuzz_packs.cpp
   sanitize/fuzz_rows.cpp
   sanitize/main.cpp
