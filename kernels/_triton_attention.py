@@ -159,9 +159,9 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _launch_of(kernel: str, qkv: Tensor, local: bool) -> Launch:
+def _launch_of(kernel: str, qkv: Tensor, local: bool, p: float) -> Launch:
     name = f"local_{kernel}" if local else kernel
-    return launch(name, _launches.arch(qkv.device), qkv.dtype, qkv.shape[-1])
+    return launch(name, _launches.arch(qkv.device), qkv.dtype, qkv.shape[-1], p > 0)
 
 
 def _results(qkv: Tensor, keeps: bool) -> tuple[Tensor, Tensor]:
@@ -179,7 +179,7 @@ def _forward(qkv: Tensor, *tail) -> tuple[Tensor, Tensor]:
         return o, stats
     T, _, H, D = qkv.shape
     local = call.is_local(qkv)
-    run = _launch_of("forward", qkv, local)
+    run = _launch_of("forward", qkv, local, call.p)
     q, k, v = call.inputs(qkv, local)
     tiles = call.tiles(run)
     tables = (call.cos, call.sin) if local else (call.columns,)
@@ -215,7 +215,7 @@ def _backward(grad: Tensor, qkv: Tensor, o: Tensor, stats: Tensor, *tail) -> Ten
         ("dq", local_dq_kernel if local else dq_kernel, (q, k, v, o, grad, dq)),
         ("dkv", local_dkv_kernel if local else dkv_kernel, (q, k, v, grad, dk, dv)),
     ):
-        run = _launch_of(name, qkv, local)
+        run = _launch_of(name, qkv, local, call.p)
         tiles = call.tiles(run)
         constants = call.constants(qkv, run, local) | {"ROTATES": call.cos is not None}
         kernel[grid(tiles.shape[0], run, H)](

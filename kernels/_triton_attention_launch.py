@@ -49,40 +49,41 @@ def takes_whole_window(half: int | None, holes: bool, D: int, itemsize: int) -> 
     return half is not None and half <= LOCAL and not holes and fits
 
 
-def launch(kernel: str, arch: str, dtype: torch.dtype, D: int) -> Launch:
+def launch(kernel: str, arch: str, dtype: torch.dtype, D: int, drops: bool = False) -> Launch:
     """Of `kernel`: "forward", "dq", "dkv", or one of these with "local_" before it."""
-    key = arch, str(dtype).removeprefix("torch."), padded_width(D)
+    key = arch, str(dtype).removeprefix("torch."), padded_width(D), drops
     found = TABLE.get(f"triton_attention_{kernel}", {}).get(key)
     if found:
         return Launch(found["rows"], found["block"], found["warps"], found["stages"])
     row_bytes = padded_width(D) * dtype.itemsize
+    narrow = dtype.itemsize == 2 and row_bytes <= 128
+    # Four warps hold two tiles of 64 x 64 sums, not also dropout or the second gradient of dK and dV.
+    warps = 4 if narrow and not drops and not kernel.endswith("dkv") else 8
     if kernel.startswith("local_"):
-        return Launch(LOCAL, LOCAL, 4 if row_bytes <= 128 and dtype.itemsize == 2 else 8, 1)
-    if kernel == "forward":
-        return _forward(arch, dtype, row_bytes)
-    return _backward(dtype, row_bytes)
+        return Launch(LOCAL, LOCAL, warps, 1)
+    return (_forward if kernel == "forward" else _backward)(arch, dtype, row_bytes, warps)
 
 
-def _forward(arch: str, dtype: torch.dtype, row_bytes: int) -> Launch:
+def _forward(arch: str, dtype: torch.dtype, row_bytes: int, warps: int) -> Launch:
     if dtype.itemsize == 2 and row_bytes <= 128:
         return Launch(128, 64 if arch.startswith("sm_8") else 128, 8, 2)
     if dtype.itemsize == 2 and row_bytes <= 256:
         return Launch(128, 64, 8, 2)
     if row_bytes <= 512:
-        return Launch(64, 32, 4 if row_bytes <= 256 else 8, 2)
+        return Launch(64, 32, 8, 2)
     return Launch(64, 16, 8, 1)
 
 
-def _backward(dtype: torch.dtype, row_bytes: int) -> Launch:
+def _backward(arch: str, dtype: torch.dtype, row_bytes: int, warps: int) -> Launch:
     if dtype.itemsize == 2 and row_bytes <= 128:
-        return Launch(64, 64, 4, 2)
+        return Launch(64, 64, warps, 2)
     if dtype.itemsize == 2 and row_bytes <= 256:
-        return Launch(64, 64, 8, 1)
+        return Launch(64, 64, warps, 1)
     if row_bytes <= 256:
-        return Launch(64, 32, 8, 2)
+        return Launch(64, 32, warps, 2)
     if row_bytes <= 512:
-        return Launch(64, 32, 8, 1)
-    return Launch(32, 16, 8, 1)
+        return Launch(64, 32, warps, 1)
+    return Launch(32, 16, warps, 1)
 
 
 def grid(tiles: int, run: Launch, H: int) -> tuple[int]:
