@@ -57,7 +57,7 @@ def launch(kernel: str, arch: str, dtype: torch.dtype, D: int, drops: bool = Fal
         return Launch(found["rows"], found["block"], found["warps"], found["stages"])
     row_bytes = padded_width(D) * dtype.itemsize
     narrow = dtype.itemsize == 2 and row_bytes <= 128
-    # Four warps hold two tiles of 64 x 64 sums, not also dropout or the second gradient of dK and dV.
+    # Four warps hold two tiles of 64 x 64 sums, not also dropout or a second gradient.
     warps = 4 if narrow and not drops and not kernel.endswith("dkv") else 8
     if kernel.startswith("local_"):
         return Launch(LOCAL, LOCAL, warps, 1)
