@@ -114,7 +114,7 @@ class _Call(NamedTuple):
 
     def is_local(self, qkv: Tensor) -> bool:
         half = None if self.half < 0 else self.half
-        return takes_whole_window(half, self.has_holes, qkv.shape[-1], qkv.element_size())
+        return takes_whole_window(half, self.has_holes, self.p, qkv.dtype, qkv.shape[-1])
 
     def tiles(self, run: Launch) -> Tensor:
         return self.coarse if run.map_rows == COARSE else self.fine
@@ -127,9 +127,8 @@ class _Call(NamedTuple):
         return q, k, v
 
     def numbers(self, local: bool) -> tuple:
-        """The window where it is no constant, and dropout."""
-        kept = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
-        return (self.p, kept) if local else (self.half, self.p, kept)
+        """The window, where it is no constant, and dropout."""
+        return () if local else (self.half, self.p, 1.0 / (1.0 - self.p) if self.p < 1 else 0.0)
 
     def constants(self, qkv: Tensor, run: Launch, local: bool) -> dict:
         _, _, H, D = qkv.shape
@@ -138,7 +137,6 @@ class _Call(NamedTuple):
             "H": H,
             "D": D,
             "WIDTH": padded_width(D),
-            "DROPS": self.p > 0,
             "PRECISION": fp32 if qkv.dtype == torch.float32 else "ieee",
             "num_warps": run.warps,
             "num_stages": run.stages,
@@ -149,6 +147,7 @@ class _Call(NamedTuple):
             "ROWS": run.rows,
             "MAP_ROWS": run.map_rows,
             "BLOCK": run.block,
+            "DROPS": self.p > 0,
             "WINDOW": self.half >= 0,
             "HOLES": self.half >= 0 and self.has_holes,
         }
@@ -159,13 +158,15 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _launch_of(kernel: str, qkv: Tensor, local: bool, p: float) -> Launch:
-    name = f"local_{kernel}" if local else kernel
-    return launch(name, _launches.arch(qkv.device), qkv.dtype, qkv.shape[-1], p > 0)
+def _launch_of(kernel: str, qkv: Tensor, local: bool, call: _Call) -> Launch:
+    name, heavy = f"local_{kernel}" if local else kernel, call.half >= 0 or call.p > 0
+    return launch(name, _launches.arch(qkv.device), qkv.dtype, qkv.shape[-1], heavy)
 
 
 def _results(qkv: Tensor, keeps: bool) -> tuple[Tensor, Tensor]:
-    """Output `(T, H, D)`, and each row's largest score (times log2 e) and sum, fp32 `(2, H, T)`."""
+    """Output `(T, H, D)`, and each row's largest score (times log2 e) and 1 / sum, fp32
+    `(2, H, T)`.
+    """
     T, _, H, D = qkv.shape
     stats = qkv.new_empty((2, H, T) if keeps else (2, H, 0), dtype=torch.float32)
     return qkv.new_empty(T, H, D), stats
@@ -179,13 +180,13 @@ def _forward(qkv: Tensor, *tail) -> tuple[Tensor, Tensor]:
         return o, stats
     T, _, H, D = qkv.shape
     local = call.is_local(qkv)
-    run = _launch_of("forward", qkv, local, call.p)
+    run = _launch_of("forward", qkv, local, call)
     q, k, v = call.inputs(qkv, local)
     tiles = call.tiles(run)
-    tables = (call.cos, call.sin) if local else (call.columns,)
+    tables = (call.cos, call.sin) if local else (call.columns, call.seed)
     kernel = local_forward_kernel if local else forward_kernel
     kernel[grid(tiles.shape[0], run, H)](
-        q, k, v, o, stats, tiles, *tables, call.seed, T, *q.stride()[:2], *v.stride()[:2],
+        q, k, v, o, stats, tiles, *tables, T, *q.stride()[:2], *v.stride()[:2],
         D**-0.5 * LOG2_E, *call.numbers(local), KEEPS=keeps, **call.constants(qkv, run, local),
     )  # fmt: skip
     return o, stats
@@ -207,7 +208,7 @@ def _backward(grad: Tensor, qkv: Tensor, o: Tensor, stats: Tensor, *tail) -> Ten
     q, k, v = call.inputs(qkv, local)
     dq, dk, dv = d.unbind(1)
     delta = torch.empty_like(stats[0])
-    tables = (() if local else (call.columns,)) + (call.cos, call.sin, call.seed)
+    tables = (call.cos, call.sin) if local else (call.columns, call.cos, call.sin, call.seed)
     strides = *q.stride()[:2], *v.stride()[:2], *grad.stride()[:2]
     scale = D**-0.5
     shared = T, *strides, scale * LOG2_E, scale, *call.numbers(local)
@@ -215,7 +216,7 @@ def _backward(grad: Tensor, qkv: Tensor, o: Tensor, stats: Tensor, *tail) -> Ten
         ("dq", local_dq_kernel if local else dq_kernel, (q, k, v, o, grad, dq)),
         ("dkv", local_dkv_kernel if local else dkv_kernel, (q, k, v, grad, dk, dv)),
     ):
-        run = _launch_of(name, qkv, local, call.p)
+        run = _launch_of(name, qkv, local, call)
         tiles = call.tiles(run)
         constants = call.constants(qkv, run, local) | {"ROTATES": call.cos is not None}
         kernel[grid(tiles.shape[0], run, H)](
@@ -279,4 +280,4 @@ def attention(
         o_THD, stats_2HT = ATTEND(qkv_T3HD, *tail, with_lse)
     if not with_lse:
         return o_THD, None
-    return o_THD, ((stats_2HT[0] + stats_2HT[1].log2()) * LN_2).t()
+    return o_THD, ((stats_2HT[0] - stats_2HT[1].log2()) * LN_2).t()

@@ -3,7 +3,7 @@
     P = exp2(S - max) / sum,  dP = Z (dO V'),  dS = P (dP - delta),  dQ = dS K,  dK = dS' Q,
     dV = (Z P)' dO,           delta = rowsum(dO O),  Z = dropout's 0 or 1 / (1 - p)
 
-The forward's row maxima and sums are used as they are: a log-sum-exp would lose digits of large
+The forward's row maxima and 1 / sums are used as they are: a log-sum-exp would lose digits of large
 scores. Each number has one writer and one order of sums.
 """
 
@@ -56,16 +56,19 @@ def store_gradient(
 
 
 @triton.jit
-def load_stats(STATS, at, T, left, H: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr):
-    """Largest score and 1 / sum of N rows; harmless ones beyond row `left`."""
-    row, sums = tl.arange(0, N), tl.cast(T, tl.int64) * H
+def load_row(P, left, N: tl.constexpr, MASKED: tl.constexpr):
+    """Numbers of N rows, 0 from row `left` on."""
+    row = tl.arange(0, N)
     if MASKED:
-        m = tl.load(STATS + at + row, mask=row < left, other=0.0)
-        total = tl.load(STATS + sums + at + row, mask=row < left, other=1.0)
+        return tl.load(P + row, mask=row < left, other=0.0)
     else:
-        m = tl.load(STATS + at + row)
-        total = tl.load(STATS + sums + at + row)
-    return m, 1.0 / total
+        return tl.load(P + row)
+
+
+@triton.jit
+def sums_of(STATS, T, H: tl.constexpr):
+    """Where the second half of `STATS` begins."""
+    return STATS + tl.cast(T, tl.int64) * H
 
 
 @triton.jit
@@ -141,7 +144,8 @@ def dq_kernel(
         ROWS, D, WIDTH, PRECISION)  # fmt: skip
     row = tl.arange(0, ROWS)
     tl.store(DELTA + head * T + at + row, delta, mask=row < left)
-    m, inverse = load_stats(STATS, head * T + at, T, left, H, ROWS, True)
+    m = load_row(STATS + head * T + at, left, ROWS, True)
+    inverse = load_row(sums_of(STATS, T, H) + head * T + at, left, ROWS, True)
     seed = tl.load(SEED) if DROPS else 0
     q_column = columns_of(COLUMNS, begin, first, left, ROWS, HOLES)
     K += begin * q_stride + head * q_head
@@ -184,24 +188,20 @@ def dkv_blocks(
         q = load_tile(Q, left, q_stride, BLOCK, D, WIDTH, MASKED)
         do = load_tile(DO, left, do_stride, BLOCK, D, WIDTH, MASKED)
         at = head * T + begin + n
-        m, inverse = load_stats(STATS, at, T, left, H, BLOCK, MASKED)
-        if MASKED:
-            delta = tl.load(DELTA + at + row, mask=row < left, other=0.0)
-        else:
-            delta = tl.load(DELTA + at + row)
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-        p = tl.math.exp2(s * scale - m[None, :]) * inverse[None, :]
+        p = tl.math.exp2(s * scale - load_row(STATS + at, left, BLOCK, MASKED)[None, :])
+        p *= load_row(sums_of(STATS, T, H) + at, left, BLOCK, MASKED)[None, :]
         if MASKED and WINDOW:
             q_column = columns_of(COLUMNS, begin, n, left, BLOCK, HOLES)
             p = tl.where(near(k_column, q_column, half), p, 0.0)
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
         used = p
         if DROPS:
             query, key = (begin + n).to(tl.int32) + row, first + tl.arange(0, ROWS)
             z = kept(seed, query[None, :], key[:, None], head, p_drop, scale_kept)
             used, dp = p * z, dp * z
         dv = tl.dot(used.to(do.dtype), do, dv, input_precision=PRECISION)
-        ds = p * (dp - delta[None, :])
+        ds = p * (dp - load_row(DELTA + at, left, BLOCK, MASKED)[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         Q += BLOCK * q_stride
         DO += BLOCK * do_stride
@@ -252,22 +252,18 @@ def dkv_kernel(
 
 @triton.jit
 def local_dq_side(
-    dqa, dqb, qa, qb, do, m, inverse, delta, K, V, COS, SIN, seed, head, begin, first, n, left,
-    k_stride, v_stride, scale, p_drop, scale_kept, SIDE: tl.constexpr,
+    dqa, dqb, qa, qb, do, m, inverse, delta, K, V, COS, SIN, head, begin, first, n, left,
+    k_stride, v_stride, scale, SIDE: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr, HALF: tl.constexpr,
-    ROTATES: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds to dQ / scale what the keys on `SIDE` give, which begin at row n of the sequence."""
-    row = tl.arange(0, N)
     ka, kb = load_halves(K + n.to(tl.int64) * k_stride, COS, SIN, begin + n, left, k_stride,
                          N, D, WIDTH, ROTATES)  # fmt: skip
     v = load_tile(V + n.to(tl.int64) * v_stride, left, v_stride, N, D, WIDTH, True)
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     p = tl.math.exp2(score(qa, qb, ka, kb, PRECISION) * scale - m[:, None]) * inverse[:, None]
     p = tl.where(side_seen(left, SIDE, HALF, N), p, 0.0)
-    if DROPS:
-        query = (begin + first).to(tl.int32) + row
-        dp *= kept(seed, query[:, None], (n + row)[None, :], head, p_drop, scale_kept)
     ds = (p * (dp - delta[:, None])).to(ka.dtype)
     dqa = tl.dot(ds, ka, dqa, input_precision=PRECISION)
     return dqa, tl.dot(ds, kb, dqb, input_precision=PRECISION)
@@ -275,10 +271,10 @@ def local_dq_side(
 
 @triton.jit
 def local_dq_kernel(
-    Q, K, V, OUT, DO, DQ, STATS, DELTA, TILES, COS, SIN, SEED, T, q_stride, q_head, v_stride,
-    v_head, do_stride, do_head, scale, d_scale, p_drop, scale_kept,
+    Q, K, V, OUT, DO, DQ, STATS, DELTA, TILES, COS, SIN, T, q_stride, q_head, v_stride,
+    v_head, do_stride, do_head, scale, d_scale,
     H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr, HALF: tl.constexpr,
-    ROTATES: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """As `dq_kernel`, for a window of at most N columns to each side."""
     head, begin, length, first = tile_of(TILES, H, N, N)
@@ -291,8 +287,8 @@ def local_dq_kernel(
         OUT + at * (H * D) + head * D, DO + at * do_stride + head * do_head, here, H * D, do_stride,
         N, D, WIDTH, PRECISION)  # fmt: skip
     tl.store(DELTA + head * T + at + row, delta, mask=row < here)
-    m, inverse = load_stats(STATS, head * T + at, T, here, H, N, True)
-    seed = tl.load(SEED) if DROPS else 0
+    m = load_row(STATS + head * T + at, here, N, True)
+    inverse = load_row(sums_of(STATS, T, H) + head * T + at, here, N, True)
     K += begin * q_stride + head * q_head
     V += begin * v_stride + head * v_head
     dqa = tl.zeros([N, WIDTH // 2], tl.float32)
@@ -301,47 +297,42 @@ def local_dq_kernel(
         left = tl.where(first > 0, N, 0) if side == 0 else here - (side - 1) * N
         if left > 0:
             dqa, dqb = local_dq_side(
-                dqa, dqb, qa, qb, do, m, inverse, delta, K, V, COS, SIN, seed, head, begin, first,
-                first + (side - 1) * N, left, q_stride, v_stride, scale, p_drop, scale_kept,
-                side - 1, D, WIDTH, N, HALF, ROTATES, DROPS, PRECISION)  # fmt: skip
+                dqa, dqb, qa, qb, do, m, inverse, delta, K, V, COS, SIN, head, begin, first,
+                first + (side - 1) * N, left, q_stride, v_stride, scale,
+                side - 1, D, WIDTH, N, HALF, ROTATES, PRECISION)  # fmt: skip
     store_halves(DQ + at * (3 * H * D) + head * D, dqa * d_scale, dqb * d_scale, COS, SIN,
                  at, here, 3 * H * D, N, D, WIDTH, ROTATES)  # fmt: skip
 
 
 @triton.jit
 def local_dkv_side(
-    dka, dkb, dv, ka, kb, v, Q, DO, STATS, DELTA, COS, SIN, seed, head, begin, first, n, left, T,
-    q_stride, do_stride, scale, p_drop, scale_kept, SIDE: tl.constexpr,
+    dka, dkb, dv, ka, kb, v, Q, DO, STATS, DELTA, COS, SIN, head, begin, first, n, left, T,
+    q_stride, do_stride, scale, SIDE: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr, HALF: tl.constexpr,
-    ROTATES: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds what the queries on `SIDE` give, which begin at row n of the sequence."""
-    row, at = tl.arange(0, N), head * T + begin + n
+    at = head * T + begin + n
     qa, qb = load_halves(Q + n.to(tl.int64) * q_stride, COS, SIN, begin + n, left, q_stride,
                          N, D, WIDTH, ROTATES)  # fmt: skip
     do = load_tile(DO + n.to(tl.int64) * do_stride, left, do_stride, N, D, WIDTH, True)
-    m, inverse = load_stats(STATS, at, T, left, H, N, True)
-    delta = tl.load(DELTA + at + row, mask=row < left, other=0.0)
-    dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-    p = tl.math.exp2(score(ka, kb, qa, qb, PRECISION) * scale - m[None, :]) * inverse[None, :]
+    s = score(ka, kb, qa, qb, PRECISION)
+    p = tl.math.exp2(s * scale - load_row(STATS + at, left, N, True)[None, :])
+    p *= load_row(sums_of(STATS, T, H) + at, left, N, True)[None, :]
     p = tl.where(side_seen(left, SIDE, HALF, N), p, 0.0)
-    used = p
-    if DROPS:
-        query = (begin + n).to(tl.int32) + row
-        z = kept(seed, query[None, :], (first + row)[:, None], head, p_drop, scale_kept)
-        used, dp = p * z, dp * z
-    dv = tl.dot(used.to(do.dtype), do, dv, input_precision=PRECISION)
-    ds = (p * (dp - delta[None, :])).to(qa.dtype)
+    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+    dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+    ds = (p * (dp - load_row(DELTA + at, left, N, True)[None, :])).to(qa.dtype)
     dka = tl.dot(ds, qa, dka, input_precision=PRECISION)
     return dka, tl.dot(ds, qb, dkb, input_precision=PRECISION), dv
 
 
 @triton.jit
 def local_dkv_kernel(
-    Q, K, V, DO, DK, DV, STATS, DELTA, TILES, COS, SIN, SEED, T, q_stride, q_head, v_stride, v_head,
-    do_stride, do_head, scale, d_scale, p_drop, scale_kept,
+    Q, K, V, DO, DK, DV, STATS, DELTA, TILES, COS, SIN, T, q_stride, q_head, v_stride, v_head,
+    do_stride, do_head, scale, d_scale,
     H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr, HALF: tl.constexpr,
-    ROTATES: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """As `dkv_kernel`, for a window of at most N columns to each side."""
     head, begin, length, first = tile_of(TILES, H, N, N)
@@ -352,7 +343,6 @@ def local_dkv_kernel(
     ka, kb = load_halves(K + at * q_stride + head * q_head, COS, SIN, at, here,
                          q_stride, N, D, WIDTH, ROTATES)  # fmt: skip
     v = load_tile(V + at * v_stride + head * v_head, here, v_stride, N, D, WIDTH, True)
-    seed = tl.load(SEED) if DROPS else 0
     Q += begin * q_stride + head * q_head
     DO += begin * do_stride + head * do_head
     dka = tl.zeros([N, WIDTH // 2], tl.float32)
@@ -362,9 +352,9 @@ def local_dkv_kernel(
         left = tl.where(first > 0, N, 0) if side == 0 else here - (side - 1) * N
         if left > 0:
             dka, dkb, dv = local_dkv_side(
-                dka, dkb, dv, ka, kb, v, Q, DO, STATS, DELTA, COS, SIN, seed, head, begin, first,
-                first + (side - 1) * N, left, T, q_stride, do_stride, scale, p_drop, scale_kept,
-                side - 1, H, D, WIDTH, N, HALF, ROTATES, DROPS, PRECISION)  # fmt: skip
+                dka, dkb, dv, ka, kb, v, Q, DO, STATS, DELTA, COS, SIN, head, begin, first,
+                first + (side - 1) * N, left, T, q_stride, do_stride, scale,
+                side - 1, H, D, WIDTH, N, HALF, ROTATES, PRECISION)  # fmt: skip
     store_halves(DK + place, dka * d_scale, dkb * d_scale, COS, SIN, at, here,
                  3 * H * D, N, D, WIDTH, ROTATES)  # fmt: skip
     store_tile(DV + place, dv, here, 3 * H * D, N, D, WIDTH)

@@ -203,15 +203,16 @@ def forward_blocks(
 def finish(acc, m, total, OUT, STATS, head, begin, first, left, T, scale_kept,
            H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
            KEEPS: tl.constexpr):  # fmt: skip
-    """Writes a tile of the output, and for the backward each row's largest score and its sum."""
-    # Rows beyond the sequence may have seen nothing.
+    """Writes a tile of the output and, for the backward, each row's largest score and 1 / sum."""
     row = tl.arange(0, ROWS)
-    o = acc * (scale_kept / tl.where(row < left, total, 1.0))[:, None]
+    # Rows beyond the sequence may have seen nothing.
+    inverse = 1.0 / tl.where(row < left, total, 1.0)
+    o = acc * (scale_kept * inverse)[:, None]
     store_tile(OUT + (begin + first) * (H * D) + head * D, o, left, H * D, ROWS, D, WIDTH)
     if KEEPS:
         at = STATS + head * T + (begin + first) + row
         tl.store(at, m, mask=row < left)
-        tl.store(at + tl.cast(H * T, tl.int64), total, mask=row < left)
+        tl.store(at + tl.cast(H * T, tl.int64), inverse, mask=row < left)
 
 
 @triton.jit
@@ -266,22 +267,10 @@ def local_scores(qa, qb, K, COS, SIN, begin, n, left, stride, SIDE: tl.constexpr
 
 
 @triton.jit
-def dropped(e, seed, head, row, key, p_drop, DROPS: tl.constexpr, N: tl.constexpr):
-    """e `(rows, keys)` with 0 where dropout says so; row and key are those of the first."""
-    if DROPS:
-        at = tl.arange(0, N)
-        drawn = uniform(seed, (key + at)[None, :], (row + at)[:, None], head.to(tl.int32))
-        return tl.where(drawn >= p_drop, e, 0.0)
-    else:
-        return e
-
-
-@triton.jit
 def local_forward_kernel(
-    Q, K, V, OUT, STATS, TILES, COS, SIN, SEED, T, q_stride, q_head, v_stride, v_head, scale,
-    p_drop, scale_kept,
+    Q, K, V, OUT, STATS, TILES, COS, SIN, T, q_stride, q_head, v_stride, v_head, scale,
     H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr, HALF: tl.constexpr,
-    ROTATES: tl.constexpr, DROPS: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATES: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A window of at most N columns to each side, whole: no running maximum, no loop."""
     head, begin, length, first = tile_of(TILES, H, N, N)
@@ -309,12 +298,8 @@ def local_forward_kernel(
     t = tl.math.exp2(t * scale - m[:, None])
     u = tl.math.exp2(u * scale - m[:, None])
     total = tl.sum(s, 1) + tl.sum(t, 1) + tl.sum(u, 1)
-    seed, row = tl.load(SEED) if DROPS else 0, (begin + first).to(tl.int32)
-    s = dropped(s, seed, head, row, before, p_drop, DROPS, N)
-    t = dropped(t, seed, head, row, first, p_drop, DROPS, N)
-    u = dropped(u, seed, head, row, after, p_drop, DROPS, N)
     acc = tl.dot(s.to(v.dtype), v, input_precision=PRECISION)
     acc = tl.dot(t.to(v.dtype), w, acc, input_precision=PRECISION)
     acc = tl.dot(u.to(v.dtype), x, acc, input_precision=PRECISION)
-    finish(acc, m, total, OUT, STATS, head, begin, first, here, T, scale_kept,
+    finish(acc, m, total, OUT, STATS, head, begin, first, here, T, 1.0,
            H, D, WIDTH, N, KEEPS)  # fmt: skip

@@ -43,47 +43,50 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def takes_whole_window(half: int | None, holes: bool, D: int, itemsize: int) -> bool:
-    """Is this layer for the kernels of small windows?"""
-    fits = padded_width(D) * itemsize <= 256
-    return half is not None and half <= LOCAL and not holes and fits
+def takes_whole_window(
+    half: int | None, holes: bool, dropout_p: float, dtype: torch.dtype, D: int
+) -> bool:
+    """Is this layer for the kernels of small windows? What they hold of wider heads, fp32 or
+    dropout's numbers would not fit in registers.
+    """
+    fits = dtype.itemsize == 2 and padded_width(D) <= 64
+    return half is not None and half <= LOCAL and not holes and not dropout_p and fits
 
 
-def launch(kernel: str, arch: str, dtype: torch.dtype, D: int, drops: bool = False) -> Launch:
-    """Of `kernel`: "forward", "dq", "dkv", or one of these with "local_" before it."""
-    key = arch, str(dtype).removeprefix("torch."), padded_width(D), drops
+def launch(kernel: str, arch: str, dtype: torch.dtype, D: int, heavy: bool = False) -> Launch:
+    """Of `kernel`: "forward", "dq", "dkv", or one of these with "local_" before it. `heavy`: with a
+    window or dropout, whose masks take registers.
+    """
+    width = padded_width(D)
+    key = arch, str(dtype).removeprefix("torch."), width, heavy
     found = TABLE.get(f"triton_attention_{kernel}", {}).get(key)
     if found:
         return Launch(found["rows"], found["block"], found["warps"], found["stages"])
-    row_bytes = padded_width(D) * dtype.itemsize
-    narrow = dtype.itemsize == 2 and row_bytes <= 128
-    # Four warps hold two tiles of 64 x 64 sums, not also dropout or a second gradient.
-    warps = 4 if narrow and not drops and not kernel.endswith("dkv") else 8
     if kernel.startswith("local_"):
-        return Launch(LOCAL, LOCAL, warps, 1)
-    return (_forward if kernel == "forward" else _backward)(arch, dtype, row_bytes, warps)
-
-
-def _forward(arch: str, dtype: torch.dtype, row_bytes: int, warps: int) -> Launch:
-    if dtype.itemsize == 2 and row_bytes <= 128:
-        return Launch(128, 64 if arch.startswith("sm_8") else 128, 8, 2)
-    if dtype.itemsize == 2 and row_bytes <= 256:
-        return Launch(128, 64, 8, 2)
-    if row_bytes <= 512:
+        return Launch(LOCAL, LOCAL, 4, 1)
+    if dtype.itemsize == 2:
+        of = _forward_16 if kernel == "forward" else _backward_16
+        return of(kernel, arch, width, heavy)
+    if width <= 64:
         return Launch(64, 32, 8, 2)
-    return Launch(64, 16, 8, 1)
+    if width <= 128:
+        return Launch(64, 32, 8, 2 if kernel == "forward" else 1)
+    return Launch(64 if kernel == "forward" else 32, 16, 8, 1)
 
 
-def _backward(arch: str, dtype: torch.dtype, row_bytes: int, warps: int) -> Launch:
-    if dtype.itemsize == 2 and row_bytes <= 128:
-        return Launch(64, 64, warps, 2)
-    if dtype.itemsize == 2 and row_bytes <= 256:
-        return Launch(64, 64, warps, 1)
-    if row_bytes <= 256:
-        return Launch(64, 32, warps, 2)
-    if row_bytes <= 512:
-        return Launch(64, 32, warps, 1)
-    return Launch(32, 16, warps, 1)
+def _forward_16(kernel: str, arch: str, width: int, heavy: bool) -> Launch:
+    if width <= 64:
+        return Launch(128, 64 if heavy or arch.startswith("sm_8") else 128, 8, 2)
+    return Launch(128, 64, 8, 2) if width <= 128 else Launch(64, 32, 8, 2)
+
+
+def _backward_16(kernel: str, arch: str, width: int, heavy: bool) -> Launch:
+    """Four warps to 64 rows: each holds 16 whole rows, and more would hold the same ones twice."""
+    if width <= 64:
+        return Launch(64, 32 if heavy else 64, 4, 2)
+    if width <= 128:
+        return Launch(64, 32 if kernel == "dq" else 16, 4, 2)
+    return Launch(32, 32, 8, 1)
 
 
 def grid(tiles: int, run: Launch, H: int) -> tuple[int]:
