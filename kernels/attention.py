@@ -10,14 +10,14 @@ is attended from its own rows only.
 The `torch` backend takes all sequences of one length together (no padding, no mask for global
 attention) and cuts a local layer into blocks of queries with the one window of keys that they can
 see: O(T x window) time and memory. The `native` backend (`_native_attention`) takes each sequence
-as it lies.
+as it lies, and so does `triton` (`_triton_attention`).
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_fast.kernels import _grouped, _native_attention, _traced
+from encoder_fast.kernels import _grouped, _native_attention, _traced, _triton
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._layout import Layout, visible
 from encoder_fast.kernels._numeric import wide
@@ -111,4 +111,10 @@ IMPLEMENTATIONS = {
     ),
     "reference": Implementation(reference, prepare=prepare_reference),
     "torch": Implementation(torch_attention, prepare=prepare),
+    "triton": Implementation(
+        _triton.Lazy("_triton_attention", "attention"),
+        _triton.why_not_attention,
+        prepare=_triton.Lazy("_triton_attention", "prepare"),
+        rotates=True,
+    ),
 }
