@@ -9,7 +9,7 @@ To add a backend: name it in `BACKENDS` and give op files an `Implementation` un
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,7 +154,7 @@ def _record(chosen: dict[str, str], request: Request) -> Ops:
     functions = {op: _loaded(tables[op][name].run) for op, name in chosen.items()}
     attention = tables["attention"][chosen["attention"]]
     if not attention.rotates:
-        functions["attention"] = _after_rope(functions["attention"], functions["rope"])
+        functions["attention"] = AfterRope(functions["attention"], functions["rope"])
     recomputed = tables["mlp"][chosen["mlp"]].recomputed or recomputing(functions["mlp"])
     others = {"prepare_attention", "mlp_recomputed", "layers", "request", "chosen"}
     assert set(functions) == {f.name for f in fields(Ops)} - others
@@ -173,11 +173,15 @@ def _loaded(function: Callable) -> Callable:
     return function.load() if isinstance(function, _triton.Lazy) else function
 
 
-def _after_rope(attention: Callable, rope: Callable) -> Callable:
-    """Attention that takes `rotation`, from one that does not."""
+@dataclass(frozen=True)
+class AfterRope:
+    """Attention that takes `rotation`, from one that does not. A class, so that it pickles."""
 
-    @wraps(attention)
-    def rotate_and_attend(
+    attention: Callable
+    rope: Callable
+
+    def __call__(
+        self,
         qkv_T3HD: Tensor,
         plan: Any,
         half: int | None,
@@ -186,10 +190,8 @@ def _after_rope(attention: Callable, rope: Callable) -> Callable:
         rotation: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if rotation is not None:
-            qkv_T3HD = rope(qkv_T3HD, *rotation)
-        return attention(qkv_T3HD, plan, half, dropout_p, with_lse)
-
-    return rotate_and_attend
+            qkv_T3HD = self.rope(qkv_T3HD, *rotation)
+        return self.attention(qkv_T3HD, plan, half, dropout_p, with_lse)
 
 
 def _fused_layers(chosen: dict[str, str], request: Request) -> Callable | None:
