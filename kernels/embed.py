@@ -10,7 +10,7 @@ rows and writes one per token.
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_fast.kernels import _native_linear, _native_rows
+from encoder_fast.kernels import _native_linear, _native_rows, _triton
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import fast_layer_norm, layer_norm, wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -113,4 +113,5 @@ IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_embed),
     "native": Implementation(native_embed, _native_linear.why_not),
+    "triton": Implementation(_triton.Lazy("_triton_embed", "embed"), _triton.why_not),
 }

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_fast.kernels import _native_linear, _native_rows
+from encoder_fast.kernels import _native_linear, _native_rows, _triton
 from encoder_fast.kernels._cost import Cost
 from encoder_fast.kernels._numeric import wide
 from encoder_fast.kernels.dispatch import Implementation
@@ -169,4 +169,5 @@ IMPLEMENTATIONS = {
     "reference": Implementation(reference),
     "torch": Implementation(torch_pool),
     "native": Implementation(native_pool, _native_linear.why_not),
+    "triton": Implementation(_triton.Lazy("_triton_pool", "pool"), _triton.why_not),
 }
